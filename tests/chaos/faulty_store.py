@@ -101,9 +101,13 @@ class FaultyStore:
     def _apply_later(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if name == "release_unknown_leases":
             # Stores on servers find the leases first. Only their release can have a late effect.
-            worker, known_ids = args
-            leased = self._environment.invariants.list_leases(worker)
-            releases = [Release(task) for task in leased if task.id not in known_ids]
+            terms, known_ids, *_ = args
+            leased = self._environment.invariants.list_leases(terms.worker)
+            releases = [
+                Release(task, task.wake_at - terms.length_ms)
+                for task in leased
+                if task.id not in known_ids
+            ]
             name, args = "release", (releases,)
         rng = self._environment.rng
         delay_s = rng.random() * rng.choice(_LATE_EFFECT_DELAYS_S)

@@ -98,7 +98,7 @@ def test_a_late_release_of_unknown_leases_keeps_newer_leases() -> None:
         await store.add([NewTask(task(1))])
         faults.store_late_effect = 1.0
         with pytest.raises(StoreUnavailable):
-            await store.release_unknown_leases(LEASE.worker, [])
+            await store.release_unknown_leases(LEASE, [])
         faults.store_late_effect = 0.0
         assert 1 == len((await store.claim(LEASE, limit=1, per_lane=1)).tasks)
         await asyncio.sleep(20)

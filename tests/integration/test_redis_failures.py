@@ -409,8 +409,8 @@ def test_a_late_release_keeps_newer_leases(server: Server, monkeypatch: pytest.M
         with monkeypatch.context() as patched:
             patched.setattr(store._connection, "run", run_writes_late)
             with pytest.raises(StoreUnavailable):
-                await store.release_unknown_leases(LEASE.worker, [])
-        assert 1 == await store.release_unknown_leases(LEASE.worker, [])
+                await store.release_unknown_leases(LEASE, [])
+        assert 1 == await store.release_unknown_leases(LEASE, [])
         [leased] = (await store.claim(LEASE, limit=1, per_lane=1)).tasks
         for late_call in late_calls:
             await run(*late_call)
@@ -577,7 +577,7 @@ def test_a_node_that_hangs_does_not_delay_the_tasks_of_others(
         while len(claimed) < 16:
             known = [each.id for each in claimed]
             for partition in hung:
-                await store.release_unknown_leases(LEASE.worker, known, partition)
+                await store.release_unknown_leases(LEASE, known, partition)
             claimed += (await store.claim(LEASE, limit=100, per_lane=100)).tasks
             await asyncio.sleep(0.02)
 

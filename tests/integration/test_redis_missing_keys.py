@@ -238,7 +238,7 @@ async def read_everything(harness: StoreHarness) -> None:
     await store.list_replays(running=True)
     await store.list_replays(running=False)
     await store.attempts_per_minute(None, since=0)
-    await store.release_unknown_leases("other", [])
+    await store.release_unknown_leases(OTHER_LEASE, [])
     await store.replay_step("replay", None, [task_id(21)], None)
 
 

@@ -604,17 +604,18 @@ class Store(Protocol):
         ...
 
     async def release_unknown_leases(
-        self, worker: str, known_ids: Collection[str], partition: int | None = None
+        self, terms: LeaseTerms, known_ids: Collection[str], partition: int | None = None
     ) -> int:
-        """Release all leases of this worker, except those of tasks with one of `known_ids`.
+        """Release all leases of `terms.worker`, except those of tasks with one of `known_ids`.
 
         With `partition`, only those of this partition are released.
 
         Called after a lost reply: the store may have leased tasks of which the worker does not
-        know. The tasks keep their due times, and no attempt is counted, also if a lease has
-        expired. If a cancellation was requested, the task becomes CANCELLED. A call that takes
-        effect late releases no lease that the worker has got after the call. Return the number of
-        released leases.
+        know. The tasks keep their due times and their deferrals, and no attempt is counted, also if
+        a lease has expired. A deferral ends `terms.length_ms` before the lease does. If a
+        cancellation was requested, the task becomes CANCELLED. A call that takes effect late
+        releases no lease that the worker has got after the call. Return the number of released
+        leases.
         """
         ...
 

@@ -57,11 +57,11 @@ class PartitionedStore(ReferenceStore):
         return await super().finish(results)
 
     async def release_unknown_leases(
-        self, worker: str, known_ids: Collection[str], partition: int | None = None
+        self, terms: LeaseTerms, known_ids: Collection[str], partition: int | None = None
     ) -> int:
         """Release leases."""
         await self._reach(1 if partition is None else partition)
-        return await super().release_unknown_leases(worker, known_ids)
+        return await super().release_unknown_leases(terms, known_ids)
 
     async def claim(
         self,

@@ -343,11 +343,11 @@ class OutageStore(ReferenceStore):
         return await super().release(releases)
 
     async def release_unknown_leases(
-        self, worker: str, known_ids: Collection[str], partition: int | None = None
+        self, terms: LeaseTerms, known_ids: Collection[str], partition: int | None = None
     ) -> int:
         """Release leases, or raise during an outage."""
         self._check_available()
-        return await super().release_unknown_leases(worker, known_ids)
+        return await super().release_unknown_leases(terms, known_ids)
 
     def _check_available(self) -> None:
         if self.is_unavailable:

@@ -282,11 +282,11 @@ class SlowReleaseStore(LostReplyStore):
     """A store that releases unknown leases one second after the call."""
 
     async def release_unknown_leases(
-        self, worker: str, known_ids: Collection[str], partition: int | None = None
+        self, terms: LeaseTerms, known_ids: Collection[str], partition: int | None = None
     ) -> int:
         """Wait, and release."""
         await asyncio.sleep(1)
-        return await super().release_unknown_leases(worker, known_ids)
+        return await super().release_unknown_leases(terms, known_ids)
 
 
 def test_task_added_during_the_release_of_unknown_leases_keeps_its_lease() -> None:

@@ -295,7 +295,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Release all leases of a worker except a few."""
         known_ids = [self._lease_at(number)[0].id for number in indexes]
         self.comparison.call_and_compare(
-            lambda store: store.release_unknown_leases(LEASE.worker, known_ids)
+            lambda store: store.release_unknown_leases(LEASE, known_ids)
         )
 
     @rule()

@@ -194,7 +194,7 @@ class Scheduler:
         lost_reply_count = lost_replies[partition]  # it may grow during the calls
         known_ids = await self._find_known_lease_ids(partition)
         count = await context.store.release_unknown_leases(
-            context.lease_terms.worker, known_ids, partition
+            context.lease_terms, known_ids, partition
         )
         if lost_replies[partition] == lost_reply_count:
             del lost_replies[partition]

@@ -177,7 +177,7 @@ async def unknown_leases_of_a_worker_are_released(harness: StoreHarness) -> None
     [other_added] = await harness.store.add([other], OTHER_LEASE)
     known_ids = [added[1].id, task_id(77)]
 
-    assert 2 == await harness.store.release_unknown_leases(LEASE.worker, known_ids)
+    assert 2 == await harness.store.release_unknown_leases(LEASE, known_ids)
 
     for number in (1, 3):
         released = await harness.get_task(number)
@@ -191,7 +191,7 @@ async def unknown_leases_of_a_worker_are_released(harness: StoreHarness) -> None
     assert added[1] == await harness.get_task(2)
     assert other_added.task == await harness.get_task(4)
     assert {Status.PENDING: 2, Status.IN_FLIGHT: 2} == await harness.counts()
-    assert 0 == await harness.store.release_unknown_leases(LEASE.worker, known_ids)
+    assert 0 == await harness.store.release_unknown_leases(LEASE, known_ids)
     assert [1, 3] == task_numbers((await harness.claim(LEASE)).tasks)
     assert [FinishStatus.SUPERSEDED] == await harness.store.finish([success_result(added[0])])
 
@@ -202,7 +202,7 @@ async def an_unknown_lease_that_has_expired_is_not_lost(harness: StoreHarness) -
     leased = await harness.lease_new_task(1)
     harness.clock.now = leased.wake_at + 1
 
-    assert 1 == await harness.store.release_unknown_leases(LEASE.worker, [])
+    assert 1 == await harness.store.release_unknown_leases(LEASE, [])
 
     [claimed] = (await harness.claim()).tasks
     assert (0, 0, leased.next_attempt_at) == (
@@ -220,7 +220,43 @@ async def a_cancel_request_applies_when_an_unknown_lease_is_released(
     leased = await harness.lease_new_task(1)
     await harness.store.cancel("acme", leased.id)
 
-    assert 1 == await harness.store.release_unknown_leases(LEASE.worker, [])
+    assert 1 == await harness.store.release_unknown_leases(LEASE, [])
 
     assert Status.CANCELLED is (await harness.get_task(1)).status
     assert {Status.CANCELLED: 1} == await harness.counts()
+
+
+@conformance_case
+async def an_unknown_lease_keeps_its_deferral(harness: StoreHarness) -> None:
+    """A deferred task whose lease is unknown cannot start, and is not late, before it ends."""
+    until = START_MS + MINUTE_MS
+    leased = await harness.lease_new_task(1)
+    await harness.store.release([Release(leased, until)])
+    harness.clock.now = until - LEASE.horizon_ms
+    await harness.claim()
+
+    assert 1 == await harness.store.release_unknown_leases(LEASE, [])
+
+    released = await harness.get_task(1)
+    assert (Status.PENDING, START_MS, until) == (
+        released.status,
+        released.next_attempt_at,
+        released.wake_at,
+    )
+    assert [] == (await harness.store.counters()).due_lanes
+    [claimed] = (await harness.claim()).tasks
+    assert (START_MS, until + LEASE.length_ms) == (claimed.next_attempt_at, claimed.wake_at)
+
+
+@conformance_case
+async def an_unknown_lease_of_a_late_task_has_no_deferral(harness: StoreHarness) -> None:
+    """A task that was leased after its due time is due since then when the lease is released."""
+    await harness.add(task(1))
+    harness.clock.advance(MINUTE_MS)
+    await harness.claim()
+    harness.clock.advance(1)
+
+    assert 1 == await harness.store.release_unknown_leases(LEASE, [])
+
+    released = await harness.get_task(1)
+    assert START_MS == released.next_attempt_at == released.wake_at

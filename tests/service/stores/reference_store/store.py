@@ -321,7 +321,7 @@ class ReferenceStore:
         """Do nothing: this store does not survive a crash of the process."""
 
     async def release_unknown_leases(
-        self, worker: str, known_ids: Collection[str], partition: int | None = None
+        self, terms: LeaseTerms, known_ids: Collection[str], partition: int | None = None
     ) -> int:
         """Release the leases of a worker, except those of known tasks."""
         known_ids = set(known_ids)
@@ -329,10 +329,13 @@ class ReferenceStore:
             row.task
             for row in self.state.rows.values()
             if row.task.status is Status.IN_FLIGHT
-            and row.task.worker == worker
+            and row.task.worker == terms.worker
             and row.task.id not in known_ids
         ]
-        await self.release([Release(task) for task in unknown])
+        for task in unknown:
+            startable_at = task.wake_at - terms.length_ms
+            is_deferred = startable_at > self._clock()
+            await self.release([Release(task, startable_at if is_deferred else None)])
         return len(unknown)
 
     # --- lanes ------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ def test_no_statement_scans_a_table(tmp_path: Path) -> None:
         await _use_keys_and_secrets(store)
         await _use_workers_and_series(store)
         await store.sweep(Retention(1, 1), 10)
-        await store.release_unknown_leases(LEASE.worker, [])
+        await store.release_unknown_leases(LEASE, [])
         for database in (store.database, store._read_database):
             database.open()[0].set_trace_callback(None)
 

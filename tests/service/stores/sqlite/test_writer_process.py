@@ -158,7 +158,7 @@ def test_lease_of_an_unacknowledged_task_can_be_released(
             with pytest.raises(StoreUnavailable, match="started again"):
                 await store.add([NewTask(task(1), lease_on_add=True)], LEASE)
         assert [] == (await store.claim(LEASE, limit=10, per_lane=10)).tasks
-        assert 1 == await store.release_unknown_leases(LEASE.worker, [])
+        assert 1 == await store.release_unknown_leases(LEASE, [])
         assert [1] == task_numbers((await store.claim(LEASE, limit=10, per_lane=10)).tasks)
 
     run_on_store(tmp_path / "tasks.db", main)

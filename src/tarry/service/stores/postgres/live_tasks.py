@@ -90,7 +90,9 @@ JOIN tarry.finished AS s
 {TASK_JOINS}
 """
 _UNKNOWN_LEASES = f"""
-SELECT k.id, s.version FROM tarry.lane AS l
+SELECT k.id, s.version,
+    CASE WHEN s.wake_at - $3::bigint > tarry.now_1($4) THEN s.wake_at - $3 END AS deferred_until
+FROM tarry.lane AS l
 JOIN tarry.live AS s ON s.lane = l.id AND s.queue = {LEASED_QUEUE}
 JOIN tarry.task_key AS k ON k.seq = s.seq
 WHERE l.in_flight > 0 AND s.worker = $1 AND k.id <> ALL ($2::uuid[])
@@ -420,17 +422,17 @@ async def release(
 
 
 async def release_unknown_leases(
-    database: Database, worker: str, known_ids: Collection[str], now: int | None
+    database: Database, terms: LeaseTerms, known_ids: Collection[str], now: int | None
 ) -> int:
     """Release the leases of a worker for tasks that are not in `known_ids`; see `Store`."""
     flush_number = await database.begin_deferred_flush()
     known = [task_id for task_id in known_ids if is_task_id(task_id)]
-    rows = await database.fetch(_UNKNOWN_LEASES, encode_text(worker), known)
+    parameters = (encode_text(terms.worker), known, terms.length_ms, now)
+    rows = await database.fetch(_UNKNOWN_LEASES, *parameters)
     if not rows:
         return 0
-    numbers = await database.fetch_value(
-        _RELEASE, [row[0] for row in rows], [row[1] for row in rows], [None] * len(rows), now
-    )
+    columns = ([row[position] for row in rows] for position in range(3))
+    numbers = await database.fetch_value(_RELEASE, *columns, now)
     await database.flush(flush_number)
     return sum(_FINISH_STATUSES[number] is not FinishStatus.SUPERSEDED for number in numbers)
 

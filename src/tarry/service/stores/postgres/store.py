@@ -201,12 +201,12 @@ class PostgresStore:
 
     async def release_unknown_leases(
         self,
-        worker: str,
+        terms: store.LeaseTerms,
         known_ids: Collection[str],
         partition: int | None = None,  # noqa: ARG002 - there is one partition
     ) -> int:
         now = self._now()
-        count = await live_tasks.release_unknown_leases(self.database, worker, known_ids, now)
+        count = await live_tasks.release_unknown_leases(self.database, terms, known_ids, now)
         if count:
             self._notifications.notify()
         return count

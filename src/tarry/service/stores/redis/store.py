@@ -398,7 +398,7 @@ class RedisStore:
         """Do nothing: the leases of a dead process end when they expire."""
 
     async def release_unknown_leases(
-        self, worker: str, known_ids: Collection[str], partition: int | None = None
+        self, terms: LeaseTerms, known_ids: Collection[str], partition: int | None = None
     ) -> int:
         known = {bytes.fromhex(each.replace("-", "")) for each in known_ids if is_task_id(each)}
 
@@ -410,11 +410,11 @@ class RedisStore:
             while True:
                 position = (to_raw(lane), to_raw(cursor), _MAX_LANES_READ, _MAX_LEASES_READ)
                 lane, cursor, *fields = await self._connection.run(
-                    partition, "unknown_leases", worker, *position
+                    partition, "unknown_leases", terms.worker, terms.length_ms, *position
                 )
                 leases = [
-                    (to_raw(fields[i]), fields[i + 1].decode(), fields[i + 2], None)
-                    for i in range(0, len(fields), 3)
+                    (to_raw(fields[i]), fields[i + 1].decode(), fields[i + 2], fields[i + 3])
+                    for i in range(0, len(fields), 4)
                     if fields[i] not in known
                 ]
                 if leases:

@@ -200,11 +200,11 @@ class SqliteStore:
 
     async def release_unknown_leases(
         self,
-        worker: str,
+        terms: store.LeaseTerms,
         known_ids: Collection[str],
         partition: int | None = None,  # noqa: ARG002 - there is one partition
     ) -> int:
-        operation = OperationCall(transitions.release_unknown_leases, worker, known_ids)
+        operation = OperationCall(transitions.release_unknown_leases, terms, known_ids)
         return await self._write_and_notify(operation, urgent=False)
 
     async def get_task(self, tenant: str, task_id: str) -> model.Task | None:

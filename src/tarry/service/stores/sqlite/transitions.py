@@ -26,7 +26,7 @@ from tarry.service.stores.sqlite.worker_locks import pack_start
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from tarry.service.store import LaneLimits, Release
+    from tarry.service.store import LaneLimits, LeaseTerms, Release
     from tarry.service.stores.sqlite.transaction import TaskRowIds, Transaction
     from tarry.wire.tasks import DownstreamLimits
 
@@ -59,7 +59,7 @@ UPDATE state SET status = {PENDING}, wake_at = ?1, next_attempt_at = ?1, started
 WHERE seq = ?2
 """
 _LEASES_OF_WORKER = f"""
-SELECT task.id, seq, state.tenant, lane, policy, next_attempt_at, cancelling, attempts
+SELECT task.id, seq, state.tenant, lane, policy, next_attempt_at, wake_at, cancelling, attempts
 FROM state INDEXED BY state_leased JOIN task USING (seq)
 WHERE status = {IN_FLIGHT} AND worker IN (SELECT id FROM worker WHERE name = ?)
 """
@@ -105,16 +105,18 @@ def _release(tx: Transaction, release: Release) -> FinishStatus:
     return FinishStatus.APPLIED
 
 
-def release_unknown_leases(tx: Transaction, worker: str, known_ids: Collection[str]) -> int:
+def release_unknown_leases(tx: Transaction, terms: LeaseTerms, known_ids: Collection[str]) -> int:
     """Release leases of which a worker does not know; see `Store.release_unknown_leases`."""
     known = set(known_ids)
-    rows = tx.execute(_LEASES_OF_WORKER, (worker,)).fetchall()
+    rows = tx.execute(_LEASES_OF_WORKER, (terms.worker,)).fetchall()
     unknown = [row for packed_id, *row in rows if unpack_id(packed_id) not in known]
-    for *ids, due, cancelling, attempts in unknown:
+    for *ids, due, lease_end, cancelling, attempts in unknown:
         if cancelling:
             mark_cancelled(tx, ids, IN_FLIGHT, attempts)
         else:
-            _make_pending(tx, ids, IN_FLIGHT, due)
+            startable_at = lease_end - terms.length_ms
+            wake_at = max(due, startable_at) if startable_at > tx.now else due
+            _make_pending(tx, ids, IN_FLIGHT, wake_at, _RELEASE)
     return len(unknown)
 
 

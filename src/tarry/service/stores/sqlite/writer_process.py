@@ -118,7 +118,7 @@ OPERATIONS: dict[str, RemoteOperation] = {
         (claim.claim, tuple[store.LeaseTerms, int, int, dict[str, int]], store.ClaimResult),
         (finish.finish, tuple[list[finish.PackedResult]], list[store.FinishStatus]),
         (transitions.release, tuple[list[store.Release]], list[store.FinishStatus]),
-        (transitions.release_unknown_leases, tuple[str, list[str]], int),
+        (transitions.release_unknown_leases, tuple[store.LeaseTerms, list[str]], int),
         (transitions.cancel, tuple[str, str], store.CancelStatus | None),
         (transitions.retry_now, tuple[str, str, int | None], store.RetryNowStatus | None),
         (transitions.end_leases_of_dead_workers, tuple[int], bool),

@@ -1,11 +1,13 @@
 --! uses records tasks
--- Finds the leases of a worker. args: worker, name of a lane, cursor in the leases of this lane
--- ('0': begin with the next lane), maximum numbers of lanes and of leases to read. They are limited
--- because a script blocks Redis: to read a lease takes 4 us, and a lane may have 100,000.
+-- Finds the leases of a worker. args: worker, length of its leases, name of a lane, cursor in the
+-- leases of this lane ('0': begin with the next lane), maximum numbers of lanes and of leases to
+-- read. They are limited because a script blocks Redis: to read a lease takes 4 us, and a lane may
+-- have 100,000.
 -- Returns the name of a lane and the cursor for the next call (an empty name: all leases were
--- read), and for each lease its id, tenant and version.
+-- read), and for each lease its id, tenant, version, and the end of its deferral or false.
 
-local worker, last_name, cursor, max_lanes, max_leases = args[1], args[2], args[3], args[4], args[5]
+local worker, length_ms, last_name, cursor = args[1], args[2], args[3], args[4]
+local max_lanes, max_leases = args[5], args[6]
 local first = (cursor == '0' and '(' or '[') .. last_name
 local names = call('ZRANGEBYLEX', base .. 'lane_names', first, '+', 'LIMIT', 0, max_lanes)
 if names[1] ~= last_name then cursor = '0' end -- the lane was removed
@@ -25,6 +27,8 @@ local function read_leases(lane)
                 reply[#reply + 1] = id
                 reply[#reply + 1] = lane.tenant
                 reply[#reply + 1] = state.i
+                local startable_at = state.w - length_ms
+                reply[#reply + 1] = startable_at > now and startable_at or false
             end
         end
     until cursor == '0' or read_count >= max_leases
