@@ -26,7 +26,7 @@ from tarry.service.store import (
     StoreLost,
     TaskFilter,
 )
-from tarry.service.stores.redis import RedisStore, claim, connection
+from tarry.service.stores.redis import RedisStore, connection
 from tarry.service.stores.redis import store as store_module
 from tarry.service.stores.redis.store import SCHEMA_VERSION
 from tests.chaos.tcp_proxy import Disturbance, tcp_proxy
@@ -568,7 +568,7 @@ def test_a_node_that_hangs_does_not_delay_the_tasks_of_others(
         hanging = next(n for n in range(3) if n != find_primary(cluster, first_slot))
         with cluster[hanging].server.suspended():
             with monkeypatch.context() as impatient:
-                impatient.setattr(claim, "_STRAGGLER_TIMEOUT_S", 0.2)
+                impatient.setattr(connection, "_STRAGGLER_TIMEOUT_S", 0.2)
                 first = await store.claim(LEASE, limit=100, per_lane=100)
             claimed, hung = first.tasks, set(first.errors)
             assert (16, True) == (len(claimed) + len(hung), bool(hung))
@@ -581,7 +581,7 @@ def test_a_node_that_hangs_does_not_delay_the_tasks_of_others(
             claimed += (await store.claim(LEASE, limit=100, per_lane=100)).tasks
             await asyncio.sleep(0.02)
 
-    monkeypatch.setattr(claim, "_STRAGGLER_TIMEOUT_S", 1000)
+    monkeypatch.setattr(connection, "_STRAGGLER_TIMEOUT_S", 1000)
     monkeypatch.setattr(connection, "_REPLY_TIMEOUT_S", 1000)
     monkeypatch.setattr(connection, "_CALL_TIMEOUT_S", 1000)
     with redis_cluster_nodes(3) as cluster:
@@ -723,3 +723,62 @@ def test_a_flushed_node_does_not_stop_the_tasks_of_other_nodes() -> None:
 
     with redis_cluster_nodes(3) as cluster:
         run_on(f"redis+cluster://127.0.0.1:{cluster[0].port}", main)
+
+
+def test_a_store_is_not_created_while_a_node_is_unavailable() -> None:
+    """A partition that does not respond may have the data of a store, so it is not empty."""
+
+    async def main() -> None:
+        url = f"{cluster_url(cluster)}&prefix=new".replace("partitions=1", "partitions=16")
+        slot = cluster[0].client.execute_command("CLUSTER KEYSLOT", "{0}")
+        stopped = next(n for n in range(3) if n != find_primary(cluster, slot))
+        cluster[stopped].server.stop()
+        with pytest.raises(StoreUnavailable, match=f":{cluster[stopped].port}"):
+            await RedisStore(url).open()
+        others = [node for node in cluster if node is not cluster[stopped]]
+        assert [0, 0] == [node.client.dbsize() for node in others]
+        cluster[stopped].server.start()
+
+    with redis_cluster_nodes(3) as cluster:
+        asyncio.run(main())
+
+
+def test_a_node_that_was_unavailable_at_the_start_is_checked_before_it_is_used() -> None:
+    """Nothing is written to it before it keeps tasks durably, and has the data of this store."""
+
+    async def main() -> None:
+        slots = {
+            partition: cluster[0].client.execute_command("CLUSTER KEYSLOT", f"{{{partition}}}")
+            for partition in range(16)
+        }
+        number = next(n for n in range(3) if n != find_primary(cluster, slots[0]))
+        partitions = [p for p, slot in slots.items() if find_primary(cluster, slot) == number]
+        node = cluster[number]
+        url = cluster_url(cluster, find_primary(cluster, slots[0]))
+        url = url.replace("partitions=1", "partitions=16")
+        creator = RedisStore(url)
+        await creator.open()
+        await creator.close()
+        node.client.config_set("appendfsync", "everysec")
+        store = RedisStore(url, strict_durability=True)
+        with node.server.suspended():
+            await store.open()
+            await store.ping()
+            with pytest.raises(StoreUnavailable, match=f"127.0.0.1:{node.port}"):
+                await store.ping(partitions[0])
+        tenant = next(t for n in range(200) if store.partition_of(t := f"t{n}") == partitions[0])
+        calls = [store.add([NewTask(task(each, tenant=tenant))]) for each in range(20)]
+        for error in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(error, StoreUnavailable)
+            assert partitions[0] == error.partition
+        with pytest.raises(StoreUnavailable, match="appendfsync is everysec"):
+            await store.ping(partitions[0])
+        node.client.config_set("appendfsync", "always")
+        await store.add([NewTask(task(1, tenant=tenant))])
+        node.client.flushall()
+        with pytest.raises(StoreLost):
+            await store.ping(partitions[1])
+        await store.close()
+
+    with redis_cluster_nodes(3, "--appendonly", "yes", "--appendfsync", "always") as cluster:
+        asyncio.run(main())

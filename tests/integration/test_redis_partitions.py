@@ -1,6 +1,7 @@
 """A service on a Redis Cluster of which one node is dead, hangs, or is full.
 
-Tenants on the other nodes are served as before, and results of their attempts are stored.
+Tenants on the other nodes are served as before, and results of their attempts are stored. This
+also applies to a process that starts or stops meanwhile.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ OUTAGE_S = 9.0
 SETTINGS = ("max_attempt_timeout_ms=1000", "lease_ms=6000", "require_keys=true")
 MAX_POST_S = 5.0
 """After this time, a POST to the dead node must have failed."""
+APPEND_ONLY = ("--appendonly", "yes", "--appendfsync", "always")
 
 
 @contextmanager
@@ -160,8 +162,7 @@ def test_tenants_on_other_nodes_are_served(outage: Any, number: int, tmp_path: P
         tenants = create_tenants(store_url)
         victim = tenants[number]
         others = [each for each in tenants if each is not victim]
-        flags = ["--store", store_url, *(flag for each in SETTINGS for flag in ("--set", each))]
-        with service(tmp_path, *flags) as running_service:
+        with service(tmp_path, *store_flags(store_url)) as running_service:
             with posting(tenants, running_service, receiver.url):
                 time.sleep(1)
                 started_at = time.monotonic()
@@ -197,3 +198,87 @@ def test_tenants_on_other_nodes_are_served(outage: Any, number: int, tmp_path: P
     names = [line.partition(" is failing")[0] for line in changes if " is failing" in line]
     assert len(changes) <= 4 * PARTITIONS, changes
     assert names
+
+
+def store_flags(store_url: str) -> list[str]:
+    """Return the flags of a service on a store."""
+    return ["--store", store_url, *(flag for each in SETTINGS for flag in ("--set", each))]
+
+
+def cluster_store_url(nodes: list[ClusterNode]) -> str:
+    """Return the URL of a store that names all nodes."""
+    hosts = ",".join(f"127.0.0.1:{node.port}" for node in nodes)
+    return f"redis+cluster://{hosts}?partitions={PARTITIONS}"
+
+
+@pytest.mark.parametrize("outage", [killed, suspended, full])
+def test_a_process_starts_while_a_node_is_unavailable(outage: Any, tmp_path: Path) -> None:
+    """It serves the other tenants, names the node, and serves all when the node is back."""
+    with redis_cluster_nodes(3, *APPEND_ONLY) as nodes, target() as receiver:
+        store_url = cluster_store_url(nodes)
+        tenants = create_tenants(store_url)
+        *others, victim = tenants
+        down = nodes[victim.node]
+        new_task = {"targetUrl": f"{receiver.url}/later", "delayMs": 5000}
+        headers = {"authorization": f"Bearer {victim.secret}"}
+        with service(tmp_path, *store_flags(store_url)) as first:
+            assert 201 == first.send("POST", "/retry-tasks", new_task, headers).status
+            first.stop()
+        running_service = Service(tmp_path, *store_flags(store_url))
+        try:
+            with outage(down):
+                running_service.start()
+
+                def failing_components() -> dict[str, str]:
+                    response = running_service.send("GET", "/readyz")
+                    assert 200 == response.status
+                    failing: dict[str, str] = response.body.get("failing", {})
+                    return failing
+
+                running_service.wait_for(lambda: bool(failing_components()))
+                assert all(" partition " in name for name in failing_components())
+                for tenant in others:
+                    tenant.post(running_service, receiver.url)
+                running_service.wait_for(
+                    lambda: [1, 1] == [delivered(each, receiver) for each in others]
+                )
+                victim.post(running_service, receiver.url)
+                assert [503] == [status for _, _, status in victim.posts]
+                assert not receiver.received_requests["/later"]
+                lines = (tmp_path / "log").read_text().splitlines()
+                lines = [line for line in lines if " is failing: " in line]
+                assert lines
+                assert all(f"127.0.0.1:{down.port}" in line for line in lines), lines
+
+            def is_victim_served() -> bool:
+                victim.post(running_service, receiver.url)
+                return bool(victim.task_ids) and bool(receiver.received_requests["/later"])
+
+            running_service.wait_for(is_victim_served)
+            running_service.wait_for(lambda: delivered(victim, receiver) == len(victim.task_ids))
+            assert 1 == len(receiver.received_requests["/later"])
+            running_service.wait_for(lambda: not failing_components())
+        finally:
+            if running_service.is_running:
+                running_service.kill()
+
+
+@pytest.mark.parametrize("outage", [killed, suspended])
+def test_a_process_does_not_start_without_partition_0(outage: Any, tmp_path: Path) -> None:
+    """The error names the node, and nothing is created on the other nodes."""
+    with redis_cluster_nodes(3, *APPEND_ONLY) as nodes:
+        store_url = cluster_store_url(nodes)
+        create_tenants(store_url)
+        first = nodes[node_of(0)]
+        others = [node for node in nodes if node is not first]
+        keys = [set(node.client.scan_iter()) for node in others]
+        process = Service(tmp_path, *store_flags(store_url))
+        with outage(first):
+            process.launch()
+            assert 0 != process.process.wait()
+        assert f"127.0.0.1:{first.port}" in (tmp_path / "log").read_text()
+        assert keys == [set(node.client.scan_iter()) for node in others]
+        while first.client.execute_command("CLUSTER INFO")["cluster_state"] != "ok":
+            time.sleep(0.02)
+        process.start()
+        process.stop()

@@ -520,7 +520,7 @@ class Store(Protocol):
     async def ping(self, partition: int | None = None) -> int:
         """Make a small write, to check that tasks can be added; return the store's time.
 
-        With `partition`, only this partition is checked.
+        With `partition`, only this partition is checked; otherwise, one that works is sufficient.
         """
         ...
 
@@ -648,10 +648,11 @@ class Store(Protocol):
         """
         ...
 
-    async def list_lane_limits(self, limit: int) -> list[LaneLimits]:
+    async def list_lane_limits(self, limit: int, partition: int | None = None) -> list[LaneLimits]:
         """Return the limits of up to `limit` lanes whose rate is limited, last used lanes first.
 
-        A lane is used by a claim and by `add_to_budgets`.
+        With `partition`, only lanes of this partition are returned. A lane is used by a claim and
+        by `add_to_budgets`.
         """
         ...
 

@@ -56,6 +56,16 @@ class PartitionedStore(ReferenceStore):
         await self._reach(*(self.partition_of(each.task.tenant) for each in results))
         return await super().finish(results)
 
+    async def list_lane_limits(self, limit: int, partition: int | None = None) -> list[LaneLimits]:
+        """Return the limits of the lanes of a partition."""
+        await self._reach(1 if partition is None else partition)
+        limits = await super().list_lane_limits(limit)
+        return [
+            each
+            for each in limits
+            if partition in {None, self.partition_of(each.lane.partition("/")[0])}
+        ]
+
     async def release_unknown_leases(
         self, terms: LeaseTerms, known_ids: Collection[str], partition: int | None = None
     ) -> int:
@@ -206,5 +216,32 @@ def test_partitions_that_hang_delay_maintenance_once() -> None:
         assert failing == harness.context.health.failing.keys()
         unstored = {each.lane.partition("/")[0] for each in harness.lanes.list_changed_limits()}
         assert {f"t{number}" for number in range(1, 8)} == unstored
+
+    run(main)
+
+
+def test_a_partition_that_hangs_at_the_start_is_used_when_it_responds() -> None:
+    """Its stored limits apply to its tasks, and its tasks are not leased before they are loaded."""
+
+    async def main() -> None:
+        target = FakeTarget()
+        harness, store = new_harness(target)
+        stored = harness.new_task(tenant="victim")
+        await store.add([stored])
+        await store.record_lane_limits([LaneLimits(stored.task.lane, 30.0, 4)])
+        store.hangs = True
+        await harness.engine.start()
+        assert {"store partition 1"} <= harness.context.health.failing.keys()
+        (task,) = await harness.add(harness.new_task())
+        await asyncio.sleep(1)
+        assert Status.SUCCEEDED is (await harness.get_task(task)).status
+        assert 1 == len(target.requests)
+
+        store.hangs = False
+        await asyncio.sleep(10)
+        assert 2 == len(target.requests)
+        assert 30.0 == harness.context.lanes[stored.task.lane].stored_rate
+        assert not harness.context.health.failing
+        await harness.engine.stop(1)
 
     run(main)

@@ -17,7 +17,6 @@ from tarry.core.breaker import BreakerState
 from tarry.errors import StoreUnavailable
 from tarry.service.engine.context import ADDING
 from tarry.service.engine.heartbeat import Heartbeat
-from tarry.service.engine.lanes import MAX_LANES
 from tarry.service.engine.limits import MAX_CONFIGURED_LANES
 from tarry.service.engine.maintenance import Maintenance
 from tarry.service.engine.rate_limits import TenantRateLimiter
@@ -121,7 +120,7 @@ class Engine:
         self.health.partition_count = store.partition_count
         self.clock.synchronize(sent_at, await store.ping())
         await self.scheduler.load_limits()
-        self._context.lanes.restore_limits(await store.list_lane_limits(MAX_LANES))
+        await self.scheduler.restore_limits()
         if self._context.delivers:
             store.listen(self.scheduler.wake)
             self._background_tasks.append(asyncio.create_task(self.scheduler.run()))

@@ -17,6 +17,7 @@ from tarry.core.breaker import BreakerState
 from tarry.errors import StoreUnavailable
 from tarry.service.engine.claim_turns import TURN_MS
 from tarry.service.engine.context import STORE
+from tarry.service.engine.lanes import MAX_LANES
 from tarry.service.shutdown import cancel_and_wait
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class Scheduler:
         self._next_release_at_ms = self._next_surplus_at_ms = 0.0
         self._reconciliations: dict[int, asyncio.Task[None]] = {}
         """The partitions whose unknown leases are being released, if there are several."""
+        self._unrestored_partitions: set[int] = set()
+        """The partitions whose stored limits could not be loaded at the start."""
         self._started_loads = self._applied_load = 0
         self._last_claim_ms = float("-inf")
         # Half the horizon, so that tasks added by other processes are claimed before they are due.
@@ -188,7 +191,8 @@ class Scheduler:
     async def _release_unknown_leases(self, partition: int) -> None:
         """Release tasks that the store has leased to this process in a call whose reply was lost.
 
-        Otherwise, these tasks would wait until their leases expire.
+        Otherwise, these tasks would wait until their leases expire. What could not be loaded while
+        a partition was unavailable is loaded before its tasks are claimed.
         """
         context, lost_replies = self._context, self._worker.leased_tasks.lost_replies
         lost_reply_count = lost_replies[partition]  # it may grow during the calls
@@ -196,6 +200,11 @@ class Scheduler:
         count = await context.store.release_unknown_leases(
             context.lease_terms, known_ids, partition
         )
+        if context.store.partition_count > 1:
+            await self.load_limits()
+        if partition in self._unrestored_partitions:
+            await self._restore_limits(partition)
+            self._unrestored_partitions.discard(partition)
         if lost_replies[partition] == lost_reply_count:
             del lost_replies[partition]
         if count:
@@ -225,6 +234,28 @@ class Scheduler:
             was_paused, lane.is_paused = lane.is_paused, lane.name in limits.paused_lanes
             if lane.is_paused and not was_paused:
                 self._worker.release_lane(lane.name)
+
+    async def restore_limits(self) -> None:
+        """Load the stored limits of lanes, for lanes that are created from now on.
+
+        Of a partition that is unavailable, they are loaded before its tasks are claimed.
+        """
+        partitions = range(self._context.store.partition_count)
+        results = await asyncio.gather(
+            *map(self._restore_limits, partitions), return_exceptions=True
+        )
+        for partition, result in zip(partitions, results, strict=True):
+            if isinstance(result, StoreUnavailable) and len(partitions) > 1:
+                self._context.health.mark_failing(STORE, result)
+                self._unrestored_partitions.add(partition)
+                self._worker.leased_tasks.lost_replies[partition] += 1  # until it is available
+            elif isinstance(result, BaseException):
+                raise result
+
+    async def _restore_limits(self, partition: int) -> None:
+        store = self._context.store
+        limit = ceil(MAX_LANES / store.partition_count)
+        self._context.lanes.restore_limits(await store.list_lane_limits(limit, partition))
 
     async def run(self) -> None:
         """Claim until stopped: at once while due tasks are left, else after `wake` or a timeout.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -27,13 +27,14 @@ def test_busy_partitions_share_the_limit(limit: int, busy: set[int], shares: lis
     assert shares == divide(limit, [2, 1, 0], busy)
 
 
-class RecordingConnection:
+class RecordingConnection(RedisConnection):
     """A connection to partitions that always have more due tasks; it records the scripts."""
 
     def __init__(self) -> None:
+        super().__init__("redis://localhost", None)
         self.scripts: list[tuple[int, str]] = []
 
-    async def run(self, partition: int, name: str, *_: Any) -> list[Any]:
+    async def run(self, partition: int, name: str, *_: Any, **_options: Any) -> list[Any]:
         """Record a script, and return its reply."""
         self.scripts.append((partition, name))
         return [5, 3, 0, 0, [], [], []] if name == "claim" else [5, 3]
@@ -47,7 +48,7 @@ def test_nothing_is_leased_in_skipped_partitions() -> None:
 
     async def main() -> None:
         connection = RecordingConnection()
-        merger = ClaimMerger(cast("RedisConnection", connection))
+        merger = ClaimMerger(connection)
         merger.set_partition_count(2)
         terms = LeaseTerms("worker", 60_000, 1_000)
         await merger.claim(terms, 10, 10, {}, skip=())

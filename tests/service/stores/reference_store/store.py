@@ -413,7 +413,7 @@ class ReferenceStore:
             if activity != LaneActivity()
         }
 
-    async def list_lane_limits(self, limit: int) -> list[LaneLimits]:
+    async def list_lane_limits(self, limit: int, partition: int | None = None) -> list[LaneLimits]:
         """Return the limits of lanes whose rate is limited, last used lanes first."""
         limited = [each for each in self.state.lane_limits.values() if each.rate is not None]
 

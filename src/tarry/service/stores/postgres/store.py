@@ -228,7 +228,11 @@ class PostgresStore:
     async def record_lane_limits(self, limits: Sequence[store.LaneLimits]) -> None:
         await lanes.record_lane_limits(self.database, limits)
 
-    async def list_lane_limits(self, limit: int) -> list[store.LaneLimits]:
+    async def list_lane_limits(
+        self,
+        limit: int,
+        partition: int | None = None,  # noqa: ARG002 - there is one partition
+    ) -> list[store.LaneLimits]:
         return await lanes.list_lane_limits(self.database, limit)
 
     async def set_limits(

@@ -8,12 +8,10 @@ partitions take turns as well. With one partition, a claim is one script.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from tarry.errors import StoreUnavailable
-from tarry.service.shutdown import cancel_and_wait
 from tarry.service.store import ClaimResult
 from tarry.service.stores.redis.codec import decode_tasks
 
@@ -23,9 +21,6 @@ if TYPE_CHECKING:
     from tarry.service.model import Task
     from tarry.service.store import LeaseTerms
     from tarry.service.stores.redis.connection import RedisConnection
-
-_STRAGGLER_TIMEOUT_S = 1.0
-"""How much longer than the first partition the others may take."""
 
 
 class ClaimMerger:
@@ -65,8 +60,6 @@ class ClaimMerger:
             for partition, share, reply in zip(active, shares, replies, strict=True):
                 if isinstance(reply, StoreUnavailable):
                     errors[partition] = reply
-                elif isinstance(reply, BaseException):
-                    raise reply
                 elif claim.add(partition, share, reply):
                     next_active.append(partition)
             active = next_active if claim.remaining > 0 else []
@@ -83,36 +76,19 @@ class ClaimMerger:
 
     async def _run_on(
         self, partitions: list[int], claim: _Claim, shares: list[int]
-    ) -> list[list[Any] | BaseException]:
-        """Run a script on each partition; return replies and errors.
-
-        When a partition has replied, the others have `_STRAGGLER_TIMEOUT_S`: the tasks that were
-        leased must not wait for a node that hangs.
-        """
-        pairs = list(zip(partitions, shares, strict=True))
-        if len(pairs) == 1:  # without the cost of an asyncio task
+    ) -> list[list[Any] | StoreUnavailable]:
+        """Run a script on each partition; return replies and errors."""
+        if len(partitions) == 1:  # without the cost of an asyncio task
             try:
-                return [await self._run(pairs[0][0], claim, pairs[0][1])]
+                return [await self._run(partitions[0], claim, shares[0])]
             except StoreUnavailable as error:
                 return [error]
-        calls = [
-            asyncio.ensure_future(self._run(partition, claim, share)) for partition, share in pairs
-        ]
-        try:
-            pending: set[asyncio.Future[list[Any]]] = set(calls)
-            while pending and not any(_has_reply(call) for call in calls):
-                _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            if pending:
-                _, pending = await asyncio.wait(pending, timeout=_STRAGGLER_TIMEOUT_S)
-        finally:
-            await cancel_and_wait(call for call in calls if not call.done())
-        replies: list[list[Any] | BaseException] = []
-        for partition, call in zip(partitions, calls, strict=True):
-            if call.cancelled():
-                replies.append(self._connection.unavailable("no reply in time", partition))
-            else:
-                replies.append(call.exception() or call.result())
-        return replies
+        calls = {
+            partition: self._run(partition, claim, share)
+            for partition, share in zip(partitions, shares, strict=True)
+        }
+        replies = await self._connection.gather_available(calls)
+        return [*replies.values()]
 
     async def _run(self, partition: int, claim: _Claim, share: int) -> list[Any]:
         """Lease up to `share` tasks of a partition; if it is 0, only find the next time."""
@@ -123,10 +99,6 @@ class ClaimMerger:
             return reply
         now, next_at = await self._connection.run(partition, "peek", claim.terms.horizon_ms)
         return [now, next_at, 0, 0, [], [], []]
-
-
-def _has_reply(call: asyncio.Future[list[Any]]) -> bool:
-    return call.done() and not call.cancelled() and call.exception() is None
 
 
 def divide(limit: int, partitions: list[int], busy: set[int]) -> list[int]:

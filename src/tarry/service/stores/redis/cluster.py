@@ -105,11 +105,11 @@ class ClusterMap:
         If the map may be outdated, it is read first if it may be wrong for this slot, and else in
         the background: calls to nodes that work do not wait because another one has failed.
         """
-        primary = self._look_up(slot)
+        primary = self.look_up(slot)
         if self._is_stale:
             if primary is None or primary in self._suspects:
                 await self.refresh()
-                primary = self._look_up(slot)
+                primary = self.look_up(slot)
             elif self._refreshing is None or self._refreshing.done():
                 self._refreshing = asyncio.get_running_loop().create_task(self._try_refresh())
         if primary is None:
@@ -117,7 +117,8 @@ class ClusterMap:
             raise StoreUnavailable(f"Redis is unavailable: no node of the Cluster has slot {slot}")
         return primary
 
-    def _look_up(self, slot: int) -> NodeAddress | None:
+    def look_up(self, slot: int) -> NodeAddress | None:
+        """Return the primary of a slot as far as it is known, or None."""
         if slot in self._moved:
             return self._moved[slot]
         for entry in self._ranges:

@@ -12,12 +12,13 @@ import secrets
 from collections import Counter
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit
 from zlib import crc32
 
 from tarry.core.checks import require_extra
 from tarry.errors import ConfigurationError, StoreUnavailable
+from tarry.service.shutdown import cancel_and_wait
 from tarry.service.store import StoreLost
 from tarry.service.store_url import redact_store_url
 from tarry.service.stores.records import encode
@@ -26,7 +27,9 @@ from tarry.service.stores.redis.durability import parse_config
 from tarry.service.stores.redis.scripts import load_script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+
+R = TypeVar("R")
 
 DEFAULT_PREFIX = "tarry"
 MAX_PARTITIONS = 1024
@@ -42,6 +45,8 @@ _REPLY_TIMEOUT_S = 3.5
 server that hangs is left after a fraction of the shortest lease."""
 _CALL_TIMEOUT_S = 4.5
 """The maximum time of a call, including the wait for a free connection and redirections."""
+_STRAGGLER_TIMEOUT_S = 1.0
+"""How much longer than the first partition the others may take, see `gather_available`."""
 
 _CLUSTER_SUFFIX, _UNIX_SUFFIX = "+cluster", "+unix"
 _SCHEMES = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkeys": "rediss"}
@@ -270,6 +275,12 @@ class RedisConnection:
         self.identity: str = ""
         """The identity of the store, which each partition has; empty while the store is opened."""
         self.partition_count: int = 1
+        self.unchecked_partitions: set[int] = set()
+        """The partitions that were unavailable when the store was opened."""
+        self.check_partition: Callable[[int], Awaitable[None]] | None = None
+        """Called before the first script on one of `unchecked_partitions`."""
+        self._checks: dict[int, asyncio.Task[None]] = {}
+        """The calls of `check_partition` that are in progress."""
         self._clock = clock
         self._is_open = False
         self._running_count = 0
@@ -339,6 +350,7 @@ class RedisConnection:
         with suppress(TimeoutError):
             async with asyncio.timeout(_CALL_TIMEOUT_S):
                 await self._is_idle.wait()
+        await cancel_and_wait(self._checks.values())
         if self._cluster is not None:
             await self._cluster.close()
         servers, self._servers, self._cluster = self._servers, {}, None
@@ -357,6 +369,8 @@ class RedisConnection:
         self._running_count += 1
         self._is_idle.clear()
         try:
+            if partition in self.unchecked_partitions:
+                await self._check_once(partition)
             return await self._run_script(partition, name, arguments, values)
         except StoreUnavailable as error:
             if self.partition_count > 1:
@@ -366,6 +380,57 @@ class RedisConnection:
             self._running_count -= 1
             if not self._running_count:
                 self._is_idle.set()
+
+    async def _check_once(self, partition: int) -> None:
+        """Check a partition that was unavailable at the start. Concurrent calls check it once."""
+        check = self._checks.get(partition)
+        if check is None:
+            loop = asyncio.get_running_loop()
+            check = self._checks[partition] = loop.create_task(self._check(partition))
+            check.add_done_callback(lambda done: self._end_check(partition, done))
+        await asyncio.shield(check)
+
+    async def _check(self, partition: int) -> None:
+        if self.check_partition is not None:
+            await self.check_partition(partition)
+        self.unchecked_partitions.discard(partition)
+
+    def _end_check(self, partition: int, check: asyncio.Task[None]) -> None:
+        del self._checks[partition]
+        if not check.cancelled():
+            check.exception()  # otherwise, asyncio reports it if all callers were cancelled
+
+    async def gather_available(
+        self, calls: Mapping[int, Coroutine[Any, Any, R]]
+    ) -> dict[int, R | StoreUnavailable]:
+        """Await calls to several partitions at the same time; return their results or errors.
+
+        When one has returned, the others have `_STRAGGLER_TIMEOUT_S`: the results must not wait for
+        a node that hangs. Raises errors other than `StoreUnavailable`.
+        """
+        tasks = {number: asyncio.ensure_future(call) for number, call in calls.items()}
+        try:
+            pending: set[asyncio.Future[R]] = set(tasks.values())
+            while pending and not any(_has_result(task) for task in tasks.values()):
+                _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            if pending:
+                await asyncio.wait(pending, timeout=_STRAGGLER_TIMEOUT_S)
+        finally:
+            await cancel_and_wait(task for task in tasks.values() if not task.done())
+        results: dict[int, R | StoreUnavailable] = {}
+        for partition, task in tasks.items():
+            error: BaseException | None
+            if task.cancelled():
+                error = self._unavailable("no reply in time", self._look_up_server(partition))
+            else:
+                error = task.exception()
+            if isinstance(error, StoreUnavailable):
+                if self.partition_count > 1:
+                    error.partition = partition
+                results[partition] = error
+            else:
+                results[partition] = task.result()
+        return results
 
     async def _run_script(
         self, partition: int, name: str, arguments: tuple[Any, ...], values: Sequence[bytes]
@@ -400,13 +465,21 @@ class RedisConnection:
                 return await self._run_in_cluster(self._cluster, partition, command)
         except TimeoutError as error:
             self._cluster.mark_stale()
-            raise self._unavailable("no reply in time") from error
+            server = self._look_up_server(partition)
+            raise self._unavailable("no reply in time", server) from error
+
+    def _slot(self, partition: int) -> int:
+        slot: int = self._find_slot(self.partition_key(partition).encode())
+        return slot
+
+    def _look_up_server(self, partition: int) -> NodeAddress | None:
+        return None if self._cluster is None else self._cluster.look_up(self._slot(partition))
 
     async def _run_in_cluster(
         self, cluster: ClusterMap, partition: int, command: tuple[Any, ...]
     ) -> Any:
         """Run a command on the primary of a partition, which may have moved."""
-        slot = self._find_slot(self.partition_key(partition).encode())
+        slot = self._slot(partition)
         for _ in range(_MAX_REDIRECTIONS):
             primary = await cluster.find_primary(slot)
             try:
@@ -420,43 +493,49 @@ class RedisConnection:
         cluster.mark_stale()
         raise self._unavailable("the slot of the partition is being moved")
 
-    async def read_config(self, names: Iterable[str]) -> list[tuple[str, dict[str, str]]]:
-        """Return the name and the settings of each server that stores data.
+    async def find_server(self, partition: int) -> NodeAddress | None:
+        """Return the node of a Cluster that has a partition; None for a single server."""
+        if self._cluster is None:
+            return None
+        return await self._cluster.find_primary(self._slot(partition))
+
+    async def read_config(
+        self, address: NodeAddress | None, names: Iterable[str]
+    ) -> dict[str, str]:
+        """Return settings of a server.
 
         Settings that cannot be read are omitted: managed servers often forbid CONFIG.
         """
-        addresses: list[NodeAddress | None] = [None]
-        if self._cluster is not None:
-            await self._cluster.refresh()
-            addresses = [*self._cluster.primaries]
-        found: list[tuple[str, dict[str, str]]] = []
-        for address in addresses:
-            settings: dict[str, str] = {}
-            for name in names:
-                try:
-                    settings |= parse_config(await self._execute(address, "CONFIG", "GET", name))
-                except StoreUnavailable as error:
-                    if not isinstance(error.__cause__, self._errors.ResponseError):
-                        raise
-            found.append(("Redis" if address is None else f"Redis node {address}", settings))
-        return found
+        settings: dict[str, str] = {}
+        for name in names:
+            try:
+                settings |= parse_config(await self._execute(address, "CONFIG", "GET", name))
+            except StoreUnavailable as error:
+                if not isinstance(error.__cause__, self._errors.ResponseError):
+                    raise
+        return settings
 
     async def _execute(self, address: NodeAddress | None, *command: Any) -> Any:
         """Run a command on a server; raises `StoreUnavailable` and script errors."""
         server = self._server(address)
         if server.is_hanging:  # one command finds out when it responds again
-            raise self._unavailable("no reply in time")
+            raise self._unavailable("no reply in time", address)
         try:
             async with asyncio.timeout(_CALL_TIMEOUT_S), server.free_connections:
                 return await server.execute(*command)
         except Exception as error:
-            unavailable = self.translate(error)
+            unavailable = self.translate(error, address)
             if unavailable is None:
                 raise
             raise unavailable from error
 
-    def translate(self, error: Exception) -> StoreUnavailable | None:
-        """Return the error to raise instead of an error of the driver, or None."""
+    def translate(
+        self, error: Exception, address: NodeAddress | None = None
+    ) -> StoreUnavailable | None:
+        """Return the error to raise instead of an error of the driver, or None.
+
+        `address` is the node of a Cluster that the message names.
+        """
         errors = self._errors
         if isinstance(error, errors.NoScriptError):
             return None
@@ -491,7 +570,7 @@ class RedisConnection:
             return StoreUnavailable(
                 f"{msg} to it: restore it from a backup, see `tarry docs redis`"
             )
-        return self._unavailable(reason)
+        return self._unavailable(reason, address)
 
     def _describe_loss(self, reason: str) -> StoreLost:
         """Convert the error of `identity.lua`: the prefix of a partition, and its identity."""
@@ -509,11 +588,11 @@ class RedisConnection:
             f"{self.identity}"
         )
 
-    def unavailable(self, reason: str, partition: int) -> StoreUnavailable:
-        """Return the error of a partition that has not replied."""
-        error = self._unavailable(reason)
-        error.partition = partition
-        return error
-
-    def _unavailable(self, reason: str) -> StoreUnavailable:
+    def _unavailable(self, reason: str, address: NodeAddress | None = None) -> StoreUnavailable:
+        if address is not None and str(address) not in reason:
+            reason = f"node {address}: {reason}"
         return StoreUnavailable(f"{self.server_name} is unavailable: {reason}")
+
+
+def _has_result(task: asyncio.Future[Any]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None

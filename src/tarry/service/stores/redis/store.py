@@ -63,6 +63,7 @@ from tarry.service.store import (
     PolicyWriteStatus,
     RetryNowStatus,
     SeriesPoint,
+    StoreLost,
     SweepResult,
     TransferMark,
     select_due_lanes,
@@ -114,6 +115,7 @@ if TYPE_CHECKING:
         TaskFilter,
         TaskResult,
     )
+    from tarry.service.stores.redis.cluster import NodeAddress
     from tarry.wire.tasks import DownstreamLimits
 
 R = TypeVar("R")
@@ -168,6 +170,8 @@ class RedisStore:
         self._first_swept_partition = 0
         self._has_sweep_failed = False
         """Whether a partition was unavailable for the last sweep."""
+        self._reported_problems: set[str] = set()
+        """The durability problems that were logged."""
         self._is_leader = False
         self._listener: WakeupListener | None = None
 
@@ -195,13 +199,27 @@ class RedisStore:
             raise ConfigurationError("store", rule, f"partitions={wanted}")
         self._partition_count = self._connection.partition_count = count
         self._claims.set_partition_count(count)
-        await self._mark_partitions(identity.decode(), is_complete=bool(is_complete))
-        await self._check_durability()
+        errors = await self._mark_partitions(identity.decode(), is_complete=bool(is_complete))
+        errors |= await self._check_durability(set(range(count)) - errors.keys())
+        if GLOBAL_PARTITION in errors:
+            raise errors[GLOBAL_PARTITION]
+        self._connection.unchecked_partitions = set(errors)
+        self._connection.check_partition = self._check_partition
+        partitions_by_error: dict[str, list[int]] = defaultdict(list)
+        for partition, error in sorted(errors.items()):
+            partitions_by_error[str(error)].append(partition)
+        for text, partitions in partitions_by_error.items():
+            _logger.error(
+                "store opened without partitions that are unavailable, partitions=%s: %s",
+                ",".join(map(str, partitions)),
+                text,
+            )
 
     async def _create(self, partition_count: int) -> list[Any]:
         """Create the store if it does not exist; return what `create.lua` returns."""
         connection = self._connection
         connection.identity = ""
+        connection.unchecked_partitions = set()
         schema, *_, identity, _ = await connection.run(GLOBAL_PARTITION, "create", "read")
         is_new = False
         if identity is None:
@@ -229,27 +247,73 @@ class RedisStore:
             _logger.warning("created an empty store at %s", self._name)
         return stored
 
-    async def _mark_partitions(self, identity: str, *, is_complete: bool) -> None:
-        """Write the identity of a new store to all partitions; check that each partition has it."""
+    async def _mark_partitions(
+        self, identity: str, *, is_complete: bool
+    ) -> dict[int, StoreUnavailable]:
+        """Write the identity of a new store to all partitions; check that each partition has it.
+
+        Return the errors of partitions that are unavailable. All must be available until the store
+        is complete: one that is unavailable may have the data of another store.
+        """
         if not is_complete:
             await self._run_all("create", "mark", identity)
         self._connection.identity = identity
-        await self._run_all("create", "read")
         if not is_complete:
+            await self._run_all("create", "read")
             await self._connection.run(GLOBAL_PARTITION, "create", "complete")
-
-    async def _check_durability(self) -> None:
-        """Log a warning, or raise an error, if the servers may lose acknowledged tasks."""
-        problems = {
-            f"{server}: {problem}"
-            for server, settings in await self._connection.read_config(SETTING_NAMES)
-            for problem in find_problems(settings)
+            return {}
+        replies = await self._run_each(range(self._partition_count), "create", "read")
+        _raise_loss(replies.values())
+        return {
+            partition: reply
+            for partition, reply in replies.items()
+            if isinstance(reply, StoreUnavailable)
         }
+
+    async def _check_durability(self, partitions: Iterable[int]) -> dict[int, StoreUnavailable]:
+        """Log a warning, or raise an error, if the servers may lose acknowledged tasks.
+
+        Return the errors of partitions whose servers are unavailable.
+        """
+        connection = self._connection
+        partitions_by_server: dict[NodeAddress | None, list[int]] = defaultdict(list)
+        for partition in partitions:
+            partitions_by_server[await connection.find_server(partition)].append(partition)
+        servers = {each[0]: server for server, each in partitions_by_server.items()}
+        replies = await connection.gather_available(
+            {
+                partition: connection.read_config(server, SETTING_NAMES)
+                for partition, server in servers.items()
+            }
+        )
+        errors: dict[int, StoreUnavailable] = {}
+        problems: set[str] = set()
+        for partition, reply in replies.items():
+            server = servers[partition]
+            if isinstance(reply, StoreUnavailable):
+                errors |= dict.fromkeys(partitions_by_server[server], reply)
+            else:
+                name = "Redis" if server is None else f"Redis node {server}"
+                problems |= {f"{name}: {problem}" for problem in find_problems(reply)}
         if problems and self._strict_durability:
             rule = "the servers must keep acknowledged tasks, because strict_durability is set"
             raise ConfigurationError(f"store: {rule}. {'; '.join(sorted(problems))}")
-        for problem in sorted(problems):
+        for problem in sorted(problems - self._reported_problems):
             _logger.warning("%s", problem)
+        self._reported_problems |= problems
+        return errors
+
+    async def _check_partition(self, partition: int) -> None:
+        """Check a partition that was unavailable when the store was opened, as `open` does.
+
+        Each script checks the identity of the store itself.
+        """
+        try:
+            errors = await self._check_durability([partition])
+        except ConfigurationError as error:
+            raise StoreUnavailable(str(error)) from error
+        if partition in errors:
+            raise errors[partition]
 
     async def close(self) -> None:
         listener, self._listener = self._listener, None
@@ -265,8 +329,10 @@ class RedisStore:
         if partition is not None:
             time: int = await self._connection.run(partition, "ping")
             return time
-        times: list[int] = await self._run_all("ping")
-        return max(times)
+        replies = await self._run_each(range(self._partition_count), "ping")
+        _raise_loss(replies.values())
+        times: dict[int, int] = _select_available(replies)
+        return max(times.values())
 
     # --- partitions -------------------------------------------------------------------------------
 
@@ -305,15 +371,15 @@ class RedisStore:
 
         Raises if none is. For background work, which other partitions must not wait for.
         """
-        numbers = list(partitions)
-        calls = (self._connection.run(number, name, *arguments) for number in numbers)
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        errors = [result for result in results if isinstance(result, BaseException)]
-        for error in errors:
-            if not isinstance(error, StoreUnavailable) or len(errors) == len(numbers):
-                raise error
-        pairs = zip(numbers, results, strict=True)
-        return {number: each for number, each in pairs if not isinstance(each, BaseException)}
+        return _select_available(await self._run_each(partitions, name, *arguments))
+
+    async def _run_each(
+        self, partitions: Iterable[int], name: str, *arguments: Any
+    ) -> dict[int, Any]:
+        """Run a script on partitions; return the reply, or the `StoreUnavailable`, of each."""
+        return await self._connection.gather_available(
+            {number: self._connection.run(number, name, *arguments) for number in partitions}
+        )
 
     async def _run_batches(
         self, items: Sequence[R], tenants: Iterable[str], run: Callable[[int, list[R]], Any]
@@ -464,8 +530,11 @@ class RedisStore:
             for partition, batch in batches.items()
         )
 
-    async def list_lane_limits(self, limit: int) -> list[LaneLimits]:
-        replies = await self._run_all("list_limits", limit)
+    async def list_lane_limits(self, limit: int, partition: int | None = None) -> list[LaneLimits]:
+        partitions = range(self._partition_count) if partition is None else [partition]
+        replies = await _gather(
+            self._connection.run(number, "list_limits", limit) for number in partitions
+        )
         found = [(score, decode_lane(packed)) for reply in replies for score, packed in reply]
         found.sort(key=lambda entry: (entry[0], entry[1].name))
         return [
@@ -1031,6 +1100,25 @@ async def _gather(calls: Iterable[Any]) -> list[Any]:
         if isinstance(result, BaseException):
             raise result
     return results
+
+
+def _raise_loss(replies: Iterable[Any]) -> None:
+    """Raise the first `StoreLost` of the replies."""
+    for reply in replies:
+        if isinstance(reply, StoreLost):
+            raise reply
+
+
+def _select_available(replies: dict[int, Any]) -> dict[int, Any]:
+    """Return the replies that are no errors; raise an error if all are."""
+    available = {
+        partition: reply
+        for partition, reply in replies.items()
+        if not isinstance(reply, StoreUnavailable)
+    }
+    if not available:
+        raise next(iter(replies.values()))
+    return available
 
 
 def _sum_versions(replies: dict[int, Any], known: ConfiguredLimits) -> tuple[int, int]:

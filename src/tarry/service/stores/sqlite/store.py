@@ -272,7 +272,11 @@ class SqliteStore:
         operation = OperationCall(transitions.record_lane_limits, limits)
         await self.write(operation, len(limits), urgent=False)
 
-    async def list_lane_limits(self, limit: int) -> list[store.LaneLimits]:
+    async def list_lane_limits(
+        self,
+        limit: int,
+        partition: int | None = None,  # noqa: ARG002 - there is one partition
+    ) -> list[store.LaneLimits]:
         return await self.read(lambda tx: queries.list_lane_limits(tx, limit))
 
     async def set_limits(
