@@ -282,3 +282,44 @@ def test_a_process_does_not_start_without_partition_0(outage: Any, tmp_path: Pat
             time.sleep(0.02)
         process.start()
         process.stop()
+
+
+@pytest.mark.parametrize("outage", [killed, suspended])
+def test_a_process_stops_while_a_node_is_unavailable(outage: Any, tmp_path: Path) -> None:
+    """It does not wait for the node; the results of other tenants are stored."""
+    may_respond = Event()
+
+    def respond(_path: str, number: int) -> int:
+        if number == 1:
+            may_respond.wait()
+        return 200
+
+    with redis_cluster_nodes(3, *APPEND_ONLY) as nodes, target(respond) as receiver:
+        store_url = cluster_store_url(nodes)
+        tenants = create_tenants(store_url)
+        victim = tenants[-1]
+        settings = ["max_attempt_timeout_ms=30000", "lease_ms=35000", "drain_ms=3600000"]
+        flags = [flag for each in settings for flag in ("--set", each)]
+        with service(tmp_path, *store_flags(store_url), *flags) as running_service:
+            for tenant in tenants:
+                tenant.post(running_service, receiver.url)
+            running_service.wait_for(
+                lambda: [1, 1, 1] == [delivered(each, receiver) for each in tenants]
+            )
+            with outage(nodes[victim.node]):
+                running_service.process.terminate()
+                may_respond.set()
+                assert 0 == running_service.process.wait()
+            log = (tmp_path / "log").read_text()
+            assert "results not stored at stop" in log
+            assert "attempts cancelled at stop" not in log
+            running_service.start()
+
+            def read_status(tenant: Tenant) -> str | None:
+                (task_id,) = tenant.task_ids
+                headers = {"authorization": f"Bearer {tenant.secret}"}
+                response = running_service.send("GET", f"/retry-tasks/{task_id}", None, headers)
+                return response.body["status"] if response.status == 200 else None
+
+            assert ["SUCCEEDED"] * 2 == [read_status(each) for each in tenants[:2]]
+            running_service.wait_for(lambda: read_status(victim) == "IN_FLIGHT")

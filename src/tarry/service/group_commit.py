@@ -380,6 +380,11 @@ class PartitionQueues(Generic[T, R]):
         """Items that wait or are in flight."""
         return sum([queue.pending_count for queue in self._queues.values()])
 
+    def pending_counts(self) -> dict[int, int]:
+        """Return the number of items that wait or are in flight in each partition with any."""
+        counts = {partition: queue.pending_count for partition, queue in self._queues.items()}
+        return {partition: count for partition, count in counts.items() if count}
+
     def pending_items(self) -> list[T]:
         """Return the items that wait or are in flight."""
         return [item for queue in self for item in queue.pending_items()]

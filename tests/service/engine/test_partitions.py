@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tarry.errors import StoreUnavailable
+from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.model import Status
 from tarry.service.store import (
     AddResult,
@@ -17,9 +18,10 @@ from tarry.service.store import (
     LaneLimits,
     LeaseTerms,
     NewTask,
+    Release,
     TaskResult,
 )
-from tests.service.engine.harness import EPOCH_S, EngineHarness, FakeTarget, run
+from tests.service.engine.harness import EPOCH_S, OK, EngineHarness, FakeTarget, run
 from tests.service.stores.reference_store import ReferenceStore
 
 REPLY_TIMEOUT_S = 3.5
@@ -65,6 +67,16 @@ class PartitionedStore(ReferenceStore):
             for each in limits
             if partition in {None, self.partition_of(each.lane.partition("/")[0])}
         ]
+
+    async def release(self, releases: Sequence[Release]) -> list[FinishStatus]:
+        """Release leases."""
+        await self._reach(*(self.partition_of(each.task.tenant) for each in releases))
+        return await super().release(releases)
+
+    async def record_latencies(self, counts_by_lane: dict[str, dict[str, int]]) -> None:
+        """Record latencies."""
+        await self._reach(*(self.partition_of(lane.partition("/")[0]) for lane in counts_by_lane))
+        await super().record_latencies(counts_by_lane)
 
     async def release_unknown_leases(
         self, terms: LeaseTerms, known_ids: Collection[str], partition: int | None = None
@@ -243,5 +255,55 @@ def test_a_partition_that_hangs_at_the_start_is_used_when_it_responds() -> None:
         assert 30.0 == harness.context.lanes[stored.task.lane].stored_rate
         assert not harness.context.health.failing
         await harness.engine.stop(1)
+
+    run(main)
+
+
+async def respond_slowly(request: DeliveryRequest) -> DeliveryResult:
+    """Respond to requests for `/slow` after 20 s, and to others at once."""
+    if request.url.endswith("/slow"):
+        await asyncio.sleep(20)
+    return OK
+
+
+def test_a_stop_does_not_wait_long_for_a_partition_that_hangs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Attempts finish, and results of other partitions are stored; the leases of others expire."""
+
+    async def main() -> None:
+        harness, store = new_harness(FakeTarget(respond_slowly))
+        await harness.engine.start()
+        (slow,) = await harness.add(harness.new_task("http://a.example:80/slow"))
+        (lost,) = await harness.add(harness.new_task(tenant="victim"))
+        (waiting,) = await harness.add(harness.new_task(tenant="victim", delay_ms=900))
+        store.hangs = True
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        await harness.engine.stop(600)
+
+        assert 20 < loop.time() - begin < 40
+        assert Status.SUCCEEDED is (await harness.get_task(slow)).status
+        for each in (lost, waiting):
+            assert Status.IN_FLIGHT is (await harness.get_task(each)).status
+        assert "results not stored at stop" in caplog.text
+        assert "partition=1 count=1" in caplog.text
+
+    run(main)
+
+
+def test_a_stop_waits_for_a_partition_that_responds_again() -> None:
+    """A failover takes a few seconds; then the results are stored."""
+
+    async def main() -> None:
+        harness, store = new_harness(FakeTarget())
+        await harness.engine.start()
+        (finished,) = await harness.add(harness.new_task(tenant="victim"))
+        store.hangs = True
+        stopping = asyncio.ensure_future(harness.engine.stop(600))
+        await asyncio.sleep(REPLY_TIMEOUT_S + 3)
+        store.hangs = False
+        await stopping
+        assert Status.SUCCEEDED is (await harness.get_task(finished)).status
 
     run(main)

@@ -137,6 +137,17 @@ class Health:
                 optional |= names
         return {name: error for name, error in failing.items() if name not in optional}
 
+    def is_failing(self, component: str, partition: int) -> bool:
+        """Return whether a component fails in a partition."""
+        return self._name(component, partition) in self.failing
+
+    def is_partition_failing(self, partition: int) -> bool:
+        """Return whether one of several partitions fails."""
+        components = (STORE, ADDING)
+        return self.partition_count > 1 and any(
+            self.is_failing(component, partition) for component in components
+        )
+
     def _name(self, component: str, partition: int | None) -> str:
         if partition is None or self.partition_count == 1:
             return component

@@ -109,10 +109,12 @@ class Maintenance:
         """Call `write` with the lanes of each partition, at the same time.
 
         One after another, the partitions of a node that hangs would each take until a timeout.
+        Partitions that are known to fail are skipped, so that they do not hold up a stop.
         """
+        context = self._context
         groups: dict[int, list[str]] = defaultdict(list)
         for lane in lanes:
-            groups[self._context.store.partition_of(lane.partition("/")[0])].append(lane)
+            groups[context.store.partition_of(lane.partition("/")[0])].append(lane)
 
         async def write_group(lanes_of_partition: list[str]) -> None:
             try:
@@ -120,12 +122,16 @@ class Maintenance:
             except StoreUnavailable as error:
                 self._continue_without(error)
 
-        if len(groups) == 1:  # as with most stores: without the cost of an asyncio task
-            await write_group(*groups.values())
+        if context.store.partition_count == 1:  # without the cost of an asyncio task
+            for names in groups.values():
+                await write_group(names)
             return
-        for error in await asyncio.gather(
-            *map(write_group, groups.values()), return_exceptions=True
-        ):
+        writes = [
+            write_group(names)
+            for partition, names in groups.items()
+            if not context.health.is_partition_failing(partition)
+        ]
+        for error in await asyncio.gather(*writes, return_exceptions=True):
             if error is not None:
                 raise error
 

@@ -23,7 +23,7 @@ from tarry.errors import StoreUnavailable
 from tarry.service.defaults import MAX_TRANSACTION_TASKS
 from tarry.service.delivery.targets import lane_name, parse_target
 from tarry.service.delivery.vendor_headers import QSTASH
-from tarry.service.engine.context import retry_until_stored
+from tarry.service.engine.context import STORE, retry_until_stored
 from tarry.service.group_commit import AsyncGroupCommit, PartitionQueues
 from tarry.service.model import BreakerChange, Status, Task, TaskContent
 from tarry.service.shutdown import cancel_and_wait
@@ -56,6 +56,9 @@ _LINGER_PER_PROCESS_S, _MAX_LINGER_S = 0.01, 0.04
 has fewer results in the same time, so they wait longer to form groups."""
 _MIN_LINGER_DELAY_MS = 10
 """A result does not linger if the next attempt is due earlier than this."""
+_FAILING_PARTITION_WAIT_S = 5.0
+"""How long a stop waits for a partition that fails when all else is done: a failover may end."""
+_FLUSH_CHECK_INTERVAL_S = 0.1
 
 # To read a member of an enum takes 0.27 us in Python 3.11, a constant 0.01 us.
 _SUPERSEDED, _CANCELLED = FinishStatus.SUPERSEDED, FinishStatus.CANCELLED
@@ -134,13 +137,50 @@ class ResultWriter:
         await self.result_queues[partition].wait_for_groups_in_flight()
         await self._release_queues[partition].wait_for_groups_in_flight()
 
-    async def flush(self) -> None:
-        """Wait until all results and released leases are written."""
+    async def flush(self) -> bool:
+        """Wait until all results and released leases are written; return whether they are.
+
+        If only writes to partitions that fail are left, while other partitions work, they are
+        awaited for `_FAILING_PARTITION_WAIT_S` only.
+        """
+        loop = asyncio.get_running_loop()
+        flush = loop.create_task(self._flush_all())
+        deadline: float | None = None
+        try:
+            while not flush.done():
+                await asyncio.wait([flush], timeout=_FLUSH_CHECK_INTERVAL_S)
+                if not self._waits_for_failing_partitions():
+                    deadline = None
+                elif deadline is None:
+                    deadline = loop.time() + _FAILING_PARTITION_WAIT_S
+                elif loop.time() >= deadline:
+                    return flush.done()
+            flush.result()
+        finally:
+            await cancel_and_wait([flush])
+        return True
+
+    async def _flush_all(self) -> None:
         await self.result_queues.flush()
         await self._release_queues.flush()
 
+    def _waits_for_failing_partitions(self) -> bool:
+        """Return whether all pending writes are in partitions that fail, while others work."""
+        health = self._context.health
+        pending = self.result_queues.pending_counts() | self._release_queues.pending_counts()
+        return all(health.is_failing(STORE, partition) for partition in pending) and not all(
+            map(health.is_partition_failing, range(self._context.store.partition_count))
+        )
+
     async def stop(self) -> None:
         """Cancel all writes; the leases of tasks whose result was not written expire."""
+        for partition, count in sorted(self.result_queues.pending_counts().items()):
+            _logger.warning(
+                "results not stored at stop, tasks are attempted again when their leases expire, "
+                "partition=%d count=%d",
+                partition,
+                count,
+            )
         await self.result_queues.stop()
         await self._release_queues.stop()
         await cancel_and_wait([write for writes in self._lane_writes.values() for write in writes])

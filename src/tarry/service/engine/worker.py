@@ -794,9 +794,15 @@ class Worker:
             ]
             await cancel_and_wait([*self._jobs, *cancelled])
             await self.result_writer.stop()
+        else:
+            if self.result_writer.has_pending_writes:
+                await self.result_writer.stop()
 
     async def _drain(self) -> None:
-        """Release waiting tasks, also those whose attempt ends meanwhile, until none is left."""
+        """Release waiting tasks, also those whose attempt ends meanwhile, until none is left.
+
+        Writes to a partition that fails may be left.
+        """
         while True:
             for leased_task in tuple(self.leased_tasks.values()):
                 if not leased_task.is_busy:
@@ -807,7 +813,8 @@ class Worker:
                 self._has_no_deliveries.clear()
                 await self._has_no_deliveries.wait()
             elif self.result_writer.has_pending_writes:
-                await self.result_writer.flush()
+                if not await self.result_writer.flush():
+                    return
             else:
                 return
 
