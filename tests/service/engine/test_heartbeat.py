@@ -153,6 +153,24 @@ def test_a_process_whose_blocked_lanes_are_not_all_known_owns_no_lane(
     run(main)
 
 
+def test_a_process_that_was_killed_owns_no_lane_soon() -> None:
+    """It is listed for half a minute. Meanwhile, its limited lanes have other owners."""
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget(), store=new_store())
+        await harness.store.record_worker(WorkerRecord(name="other", host="host", pid=2))
+        await harness.engine.start()
+        lanes = [f"default/http://host-{number}" for number in range(20)]
+        await asyncio.sleep(6)
+        assert not all(map(harness.lanes.owners.is_own, lanes))
+        await asyncio.sleep(9.5)
+        assert all(map(harness.lanes.owners.is_own, lanes))
+        assert 2 == len(await harness.store.list_workers())
+        await harness.engine.stop(1)
+
+    run(main)
+
+
 def test_an_api_process_stores_tasks_and_wakes_a_worker() -> None:
     """A task that an `api` process accepts is delivered by another process without a delay."""
 

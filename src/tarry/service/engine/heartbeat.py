@@ -30,6 +30,10 @@ _MAX_REPORTED_BLOCKED_LANES = 201
 _MAX_REPORTED_WAITING_LANES = 200
 _FAILING_INTERVAL_S = 1.0
 """The interval while the store is failing."""
+_MAX_OWNER_SILENCE_MS = 9_000
+"""A process whose last heartbeat is older owns no lanes: it has probably been killed or suspended,
+but stays listed for `WORKER_EXPIRY_MS`. A heartbeat may be a few seconds late. If the process runs
+after all, two processes attempt the same limited lane for a moment."""
 
 
 class Heartbeat:
@@ -114,13 +118,15 @@ class Heartbeat:
                 each.name: each.blocked_lanes for each in workers if each.role != "api"
             }
             context.claim_turns.assign(self._process.name, blocked_lanes)
-            # A process that stops, or one whose list of blocked lanes may be incomplete, would be
-            # the owner of lanes that it does not deliver.
+            # A process that stops or was killed, or one whose list of blocked lanes may be
+            # incomplete, would be the owner of lanes that it does not deliver.
+            newest = max((each.seen_at for each in workers), default=0)  # that of this process
             owners = {
                 each.name: each.blocked_lanes
                 for each in workers
                 if each.name in blocked_lanes
                 and not each.is_stopping
+                and newest - each.seen_at <= _MAX_OWNER_SILENCE_MS
                 and len(each.blocked_lanes) < _MAX_REPORTED_BLOCKED_LANES
             }
             context.lanes.owners.assign(self._process.name, owners)
