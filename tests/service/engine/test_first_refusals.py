@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,44 @@ def test_a_target_that_refuses_first_attempts_gets_all_tasks(status: int) -> Non
         await asyncio.sleep(25)
 
         assert 2000 == target.succeeded_count
+        assert {2} == set(target.requests.values())
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+@pytest.mark.parametrize("rate", [7.3, 61.0])
+def test_new_tasks_do_not_wait_long_for_a_target_that_refuses_first_attempts(rate: float) -> None:
+    """Tasks that arrive one after the other are delivered within 8 s, from the beginning."""
+
+    class TimedTarget(AskAgainTarget):
+        """A target that records when it has accepted each task."""
+
+        def __init__(self) -> None:
+            super().__init__(503)
+            self.accepted_at: dict[str, float] = {}
+
+        async def send(self, request: DeliveryRequest) -> DeliveryResult:
+            """Answer a request."""
+            result = await super().send(request)
+            if result is OK:
+                self.accepted_at[request.url] = asyncio.get_running_loop().time()
+            return result
+
+    async def main() -> None:
+        target, loop, rng = TimedTarget(), asyncio.get_running_loop(), random.Random(7)
+        harness = await start(target, 0)
+        added_at: dict[str, float] = {}
+        end = loop.time() + 40
+        while loop.time() < end:
+            url = f"http://a.example:80/{len(added_at)}"
+            added_at[url] = loop.time()
+            await harness.add(harness.new_task(url))
+            await asyncio.sleep(rng.expovariate(rate))
+        await asyncio.sleep(10)
+
+        assert added_at.keys() == target.accepted_at.keys()
+        assert max(target.accepted_at[url] - added_at[url] for url in added_at) <= 8
         assert {2} == set(target.requests.values())
         await harness.engine.stop(1)
 

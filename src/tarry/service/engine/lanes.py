@@ -63,6 +63,14 @@ show the state of the target, while the retried task may be one that always fail
 _MIN_REFUSED_FIRST_ATTEMPTS = 10
 """After this number of failed first attempts in a row, the limiter does not ignore retries: the
 target may refuse the first attempt of each task ("processing, ask again") and accept the second."""
+_MIN_ACCEPTED_RETRIES = 4
+"""After this number of successful retries in a row, in addition, the target does so; an overloaded
+target refuses retries, too. Then the limiter starts again, and ignores first attempts. As the share
+of first attempts changes, the share of failures changes, too, and the limiter would take that for
+the effect of a rate that is too high: a lane with 61 new tasks per second was limited to 3 attempts
+per second for half a minute."""
+_LIMITER_RESTART_INTERVAL_MS = 60_000
+"""The limiter does not start again more often, because the target may be at its capacity, too."""
 _MAX_RATE_DELAY_S = 2.0
 """How long a leased task may wait because of the rate limit of its lane. Tasks that would wait
 longer are not leased yet, so that other processes can start them."""
@@ -196,6 +204,8 @@ class LaneState:
     """The earliest due time of deferred tasks, by the reason and the second in which the deferral
     ends: each of these tasks is deferred again, or its attempt starts. None until the first."""
     _refused_first_attempts: int = 0  # failed first attempts since one last succeeded
+    _accepted_retries: int = 0  # successful retries since one last failed
+    _limiter_restarted_at: int = 0  # see `_LIMITER_RESTART_INTERVAL_MS`
     _first_attempt_at: int = 0  # when a task was last attempted for the first time
     _first_attempts_in_a_row: int = 0
     _last_reserved_time: int = 0
@@ -273,10 +283,17 @@ class LaneState:
     def should_limiter_ignore(self, now: int, is_retry: bool) -> bool:  # noqa: FBT001 - positional for speed
         """Return whether the limiter must ignore the outcome of an attempt that starts now.
 
-        Also records the start of a first attempt, see `_MAX_EVIDENCE_AGE_MS`.
+        Also records the start of a first attempt, see `_MAX_EVIDENCE_AGE_MS`, and starts the
+        limiter again if only first attempts are refused, see `_MIN_ACCEPTED_RETRIES`.
         """
         if not is_retry:
             self._first_attempt_at = now
+            if (
+                self._refused_first_attempts >= _MIN_REFUSED_FIRST_ATTEMPTS
+                and self._accepted_retries >= _MIN_ACCEPTED_RETRIES
+            ):
+                self._restart_limiter(now)
+                return True
         elif (
             now < self._first_attempt_at + _MAX_EVIDENCE_AGE_MS
             and self._refused_first_attempts < _MIN_REFUSED_FIRST_ATTEMPTS
@@ -286,13 +303,28 @@ class LaneState:
         breaker = self.downstream.breaker  # not `is_tripped`: this is called for each attempt
         return breaker is not None and breaker.is_tripped
 
+    def _restart_limiter(self, now: int) -> None:
+        """Undo the cuts that refused first attempts have caused, at most once in an interval."""
+        if now >= self._limiter_restarted_at + _LIMITER_RESTART_INTERVAL_MS:
+            self._limiter_restarted_at = now
+            limiter = self.downstream.limiter
+            if limiter.rate is not None:
+                limiter.on_recovery(now / 1000)
+
     def record_result(
         self,
         duration_ms: float,
         timed_out: bool,  # noqa: FBT001 - positional for speed
         is_refused: bool | None = None,  # noqa: FBT001
+        is_accepted: bool | None = None,  # noqa: FBT001
     ) -> None:
-        """Update `is_slow` after an attempt; `is_refused` is whether a first attempt has failed."""
+        """Update `is_slow` after an attempt.
+
+        `is_refused` is whether a first attempt has failed, `is_accepted` whether a retry has
+        succeeded.
+        """
+        if is_accepted is not None:
+            self._accepted_retries = self._accepted_retries + 1 if is_accepted else 0
         if is_refused is not None:
             self._refused_first_attempts = self._refused_first_attempts + 1 if is_refused else 0
         mean = self._mean_duration_ms

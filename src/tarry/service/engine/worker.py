@@ -651,6 +651,7 @@ class Worker:
             now - started_at,
             delivery_result.fault is _TIMEOUT,
             None if call.attempts > 1 else outcome is not SUCCESS,
+            outcome is SUCCESS if call.attempts > 1 else None,
         )
         if context.health.failing:
             context.health.mark_healthy("delivery")
