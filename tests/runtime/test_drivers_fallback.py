@@ -223,3 +223,25 @@ def test_awaitable_value_is_not_awaited() -> None:
         assert value is await tarry.acall(fail, on=OSError, attempts=1, fallback=value)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_decorated", [False, True])
+def test_a_fallback_replaces_the_error_where_a_wait_would_block_an_event_loop(
+    *, is_decorated: bool
+) -> None:
+    """The call is given up after the first attempt. A permanent error is still raised."""
+
+    def fail(error: Exception) -> str:
+        raise error
+
+    async def main() -> None:
+        def call(error: Exception) -> str:
+            if is_decorated:
+                return tarry.retry(on=OSError, fallback="cached")(fail)(error)
+            return tarry.call(fail, error, on=OSError, fallback="cached")
+
+        assert "cached" == call(OSError("no route"))
+        with pytest.raises(ValueError, match="a bug"):
+            call(ValueError("a bug"))
+
+    asyncio.run(main())

@@ -294,7 +294,9 @@ class RunningCall(Call):
             if self.config.on_retry is not None:
                 call_on_retry(self.config.on_retry, self._will_wait_event())
             blocking_wait(self.config, self._wait.delay, self._error)
-        except BaseException:
+        except BaseException as error:
+            if error is self._error:  # the wait would block an event loop
+                self._stop_reason = Reason.RETRIES_OFF  # so that a fallback is returned
             self._abandon_wait()
             raise
         if wait_started is not None:
