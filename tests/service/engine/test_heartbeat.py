@@ -14,7 +14,7 @@ from tarry.errors import StoreUnavailable
 from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.engine.claim_turns import TURN_MS
 from tarry.service.engine.context import EngineLimits
-from tarry.service.model import Status, WorkerRecord
+from tarry.service.model import LaneRecord, LaneWait, Status, WorkerRecord
 from tarry.service.store import ClaimResult, LeaseTerms
 from tests.service.engine.harness import EPOCH_S, LEASE, OK, EngineHarness, FakeTarget, run
 from tests.service.stores.reference_store import ReferenceState, ReferenceStore
@@ -442,3 +442,29 @@ def test_processes_that_allow_different_targets_are_named_once(
     assert message.endswith(
         f"process={LEASE.worker} allow_target=none process=a allow_target=10.0.0.0/8,--dev"
     )
+
+
+def test_reasons_of_other_processes_are_shown_while_the_lane_has_tasks() -> None:
+    """The earliest due task of all processes decides; a reason of a newer version is ignored."""
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget(), store=new_store(), role="api")
+        now = harness.context.clock.now_ms()
+        [task] = await harness.add(harness.new_task())
+        for number, wait in enumerate(
+            [LaneWait("rate-limit"), LaneWait("secret", now - 5_000), LaneWait("retry-budget", now)]
+        ):
+            lanes = {task.lane: wait, "default/http:new.example:80": LaneWait("moon-phase", 1)}
+            other = WorkerRecord(name=f"other-{number}", host="h", pid=2, waiting_lanes=lanes)
+            await harness.store.record_worker(other)
+        await harness.engine.announce()
+        record = await harness.store.get_lane(task.lane)
+        assert record is not None
+        assert "secret" == harness.engine.waiting_for(record)
+        backlog = await harness.engine.series.read_backlog()
+        assert ("secret", True) == (backlog.waiting_for, backlog.oldest_due_age_ms >= 5_000)
+        for empty in ("default/http:new.example:80", task.lane):
+            record = LaneRecord(name=empty, tenant="default", pending=int(empty != task.lane))
+            assert harness.engine.waiting_for(record) is None
+
+    run(main)
