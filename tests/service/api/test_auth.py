@@ -393,3 +393,40 @@ def test_a_revoked_key_is_rejected_after_a_slow_lookup(monkeypatch: pytest.Monke
         assert 401 == (await api.request("GET", "/retry-tasks", headers=headers)).status
 
     run_with_api(test, keys=True)
+
+
+def test_one_request_at_a_time_waits_for_the_partition_of_the_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others continue at once with the last known tenant, until a lookup has succeeded."""
+
+    async def test(api: ApiHarness) -> None:
+        responds = asyncio.Event()
+        lookups: list[bytes] = []
+        find_api_key = api.store.find_api_key
+
+        async def find_when_available(digest: bytes) -> ApiKeyRecord | None:
+            lookups.append(digest)
+            await responds.wait()
+            return await find_api_key(digest)
+
+        keys = ApiKeyCache(api.store, api.time.seconds)
+        secrets = [(await create_key(api, tenant))[0] for tenant in ("acme", "shop", "bank")]
+        known = [await keys.find(secret) for secret in secrets]
+        monkeypatch.setattr(ReferenceStore, "partition_count", 2)
+        monkeypatch.setattr("tarry.service.api.auth._MAX_STORE_WAIT_S", 0.0)
+        api.store.find_api_key = find_when_available  # type: ignore[method-assign]
+        for expected in (3, 1, 1):
+            lookups.clear()
+            api.time.ms += 60_000
+            assert known == await asyncio.gather(*map(keys.find, secrets))
+            assert expected == len(lookups)
+
+        monkeypatch.setattr("tarry.service.api.auth._MAX_STORE_WAIT_S", 60.0)
+        responds.set()
+        lookups.clear()
+        api.time.ms += 2_000
+        assert known == [await keys.find(secret) for secret in secrets]
+        assert 3 == len(lookups)
+
+    run_with_api(test)

@@ -210,6 +210,9 @@ class ApiKeyCache:
             return last
         if last is None or self._store.partition_count == 1:
             return self._record(digest, await self._store.find_api_key(digest), now)
+        if self._next_lookup_at > float("-inf"):
+            # The last lookup has failed: of concurrent requests, only this one tries again.
+            self._next_lookup_at = now + _LOOKUP_PAUSE_S
         # If the partition of the keys hangs, the lookup takes as long as the timeout of the store.
         # It continues after the timeout here: the store may be slow, and the key be revoked.
         lookup = asyncio.ensure_future(self._store.find_api_key(digest))
@@ -220,9 +223,10 @@ class ApiKeyCache:
                 return self._record(digest, await asyncio.shield(lookup), now)
         except (StoreUnavailable, TimeoutError) as error:
             if isinstance(error, StoreLost):
+                self._next_lookup_at = float("-inf")
                 raise
             # The tenant may be in another partition, which works.
-            self._next_lookup_at = now + _LOOKUP_PAUSE_S
+            self._next_lookup_at = self._now() + _LOOKUP_PAUSE_S
             return self.last_known(key)  # None if an earlier lookup has ended meanwhile: revoked
 
     def _on_looked_up(
@@ -238,6 +242,7 @@ class ApiKeyCache:
         self, digest: bytes, record: ApiKeyRecord | None, now: float
     ) -> tuple[str, Role] | None:
         """Cache the result of a lookup made at `now`; return tenant and role of a valid key."""
+        self._next_lookup_at = float("-inf")
         if (
             record is None
             or record.revoked_at is not None
