@@ -266,9 +266,9 @@ clean: ## Remove environments, caches and build results
 # installed first.
 $(READY): pyproject.toml requirements-dev.txt
 	$(call step,environment $(VENV),$(call environment,$(VENV)) && \
-	  $(PY) $(PIP) --no-deps -c requirements-dev.txt xds-protos && \
-	  $(PY) $(PIP) -r requirements-dev.txt && \
-	  $(PY) $(PIP) --no-build-isolation --no-deps -e .)
+	  .ci/install $(PY) --no-deps -c requirements-dev.txt xds-protos && \
+	  .ci/install $(PY) -r requirements-dev.txt && \
+	  .ci/install $(PY) --no-build-isolation --no-deps -e .)
 	@touch $@
 
 $(SERVE)/.ready: pyproject.toml requirements-serve.txt

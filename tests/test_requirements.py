@@ -10,8 +10,16 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
-TOOLS_WITHOUT_TESTS = {"basedpyright", "coverage", "import-linter", "mypy", "ruff", "types-PyYAML"}
-"""Tools of requirements-dev.txt that `make test-lowest` does not run."""
+TOOLS_WITHOUT_TESTS = {
+    "basedpyright",
+    "coverage",
+    "import-linter",
+    "mypy",
+    "ruff",
+    "types-PyYAML",
+    "uv",
+}
+"""Packages of requirements-dev.txt that `make test-lowest` does not need."""
 
 
 def lower_bounds() -> dict[str, str]:
