@@ -47,17 +47,20 @@ help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | \
 	while IFS='|' read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
 
-LINT_TARGETS   := lint-style lint-mypy lint-pyright lint-verifytypes
-# The longest first, so that the last two end at about the same time.
-PYTEST_TARGETS := pytest-simulation pytest-service pytest-pages pytest-integration pytest-stores \
-  pytest-library pytest-other pytest-core
 # Three at a time on two cores: tests with processes and servers wait for a third of their time.
-PARALLEL        = $(MAKE) -j 3 --output-sync=target
+PARALLEL = $(MAKE) -j 3 --output-sync=target
 
 .PHONY: test
-test: ## Run all checks and tests: lint, bare, pytest
-	@$(PARALLEL) $(READY) $(DOCS)/.ready $(TYPESCRIPT)/.ready programs
-	@$(PARALLEL) $(LINT_TARGETS) bare $(PYTEST_TARGETS)
+test: $(READY) ## Run the short checks and tests: lint and unit tests, stores with real servers
+	@rm -rf $(LOGS)
+	@$(PARALLEL) $(LINT_TARGETS) $(SHORT_TARGETS)
+	@echo 'The ten slowest tests:'
+	@grep -hE '^[0-9.]+s (setup|call|teardown)' $(LOGS)/*.log | sort -rn | head -n 10 | sed 's/^/  /'
+
+.PHONY: test-all
+test-all: $(READY) ## Run all checks and tests that `make test` does not run
+	@$(PARALLEL) $(DOCS)/.ready $(TYPESCRIPT)/.ready programs
+	@$(PARALLEL) $(LONG_TARGETS) lint-pyright lint-verifytypes coverage bare
 
 .PHONY: programs
 programs: # one after another: each may need the lock of apt-get
@@ -65,9 +68,11 @@ programs: # one after another: each may need the lock of apt-get
 	$(call step,prometheus,.ci/unpack prometheus prometheus promtool -- prometheus)
 	$(call step,valkey,.ci/unpack valkey valkey-server -- valkey-server valkey-tools)
 
+LINT_TARGETS := lint-mypy lint-style
+
 .PHONY: lint
 lint: $(READY) ## Check formatting, lint rules, types and import contracts
-	@$(PARALLEL) $(LINT_TARGETS)
+	@$(PARALLEL) $(LINT_TARGETS) lint-pyright lint-verifytypes
 
 .PHONY: lint-style
 lint-style: $(READY)
@@ -96,65 +101,73 @@ bare: $(READY) ## Install the wheel without extras and load every public name
 	  --disable-pip-version-check $(BARE)/dist/*.whl)
 	$(call step,public names load without extras,$(BARE)/venv/bin/python -I .ci/bare.py)
 
-CORE_TESTS        := tests/core
-LIBRARY_TESTS     := tests/runtime tests/telemetry tests/testing tests/test_*.py
-SERVICE_TESTS     := tests/client tests/service
-SIMULATION_TESTS  := tests/chaos tests/simulator
-STORE_TESTS       := $(foreach name,idempotency migrate pgbouncer postgres redis rolling, \
-  $(wildcard tests/integration/test_$(name)*.py))
-PAGE_TESTS        := $(foreach name,in_browser docs client, \
-  $(wildcard tests/integration/test_*$(name)*.py))
-INTEGRATION_TESTS := $(filter-out $(STORE_TESTS) $(PAGE_TESTS),$(wildcard tests/integration/test_*.py))
-OTHER_TESTS       := $(filter-out $(CORE_TESTS) $(LIBRARY_TESTS) $(SERVICE_TESTS) $(SIMULATION_TESTS) \
-  tests/integration %/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
+# --- tests ---
+# `make test` runs all tests, except those that `make test-all` runs:
+# - in tests/integration and tests/chaos, unless their module is listed here,
+# - with a marker of LONG_MARKERS, see pyproject.toml; in tests/core, also the properties.
+SHORT_SIMULATION := tests/chaos/test_simulation.py
+SHORT_SERVERS    := $(foreach name,postgres_store redis_store idempotency_postgres idempotency_redis, \
+  tests/integration/test_$(name).py)
+LONG_MARKERS     := long_run or programs
+
+# Groups of `make test`. A group is one process of pytest. The longest come first.
+SHORT_cli       := tests/cli tests/deploy
+SHORT_service   := tests/client tests/service
+SHORT_library   := tests/runtime tests/telemetry tests/testing $(wildcard tests/test_*.py)
+SHORT_simulator := tests/simulator $(SHORT_SIMULATION)
+SHORT_servers   := $(SHORT_SERVERS)
+SHORT_core      := tests/core
+SHORT_adapters  := $(filter-out $(SHORT_cli) $(SHORT_service) $(SHORT_library) $(SHORT_simulator) \
+  $(SHORT_core) tests/chaos tests/integration %/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
+SHORT_TARGETS   := $(addprefix short-,service cli adapters servers simulator library core)
+
+# Groups of `make test-all`.
+LONG_stores      := $(filter-out $(SHORT_SERVERS),$(foreach name,idempotency migrate pgbouncer postgres \
+  redis rolling,$(wildcard tests/integration/test_$(name)*.py)))
+LONG_pages       := $(foreach name,in_browser docs client,$(wildcard tests/integration/test_*$(name)*.py))
+LONG_integration := $(filter-out $(SHORT_SERVERS) $(LONG_stores) $(LONG_pages), \
+  $(wildcard tests/integration/test_*.py))
+LONG_chaos       := $(filter-out $(SHORT_SIMULATION),$(wildcard tests/chaos/test_*.py))
+LONG_TARGETS     := $(addprefix long-,chaos pages integration stores marked core)
+# Only the modules with a marked test are collected.
+LONG_marked       = $(filter-out tests/core/% $(LONG_stores) $(LONG_pages) $(LONG_integration) $(LONG_chaos), \
+  $(shell grep -rlE --include='test_*.py' 'mark\.($(subst $() or $(),|,$(LONG_MARKERS)))' tests))
 
 # Only the tests of the service use the plugin of schemathesis; its import takes 1 s.
 NO_SCHEMATHESIS := -p no:schemathesis
+LOGS            := $(VENV)/tests
 
-# With ARGS, a group may have no selected test, for which pytest exits with 5.
-ALLOW_NO_TESTS := $(if $(ARGS),|| [[ $$? == 5 ]])
+# $(call pytest,group,paths,marker expression): ARGS may select no test, for which pytest exits with 5.
+define pytest
+@mkdir -p $(LOGS)
+$(call step,tests: $(1) ($(VENV)),{ $(PY) -m pytest -q --durations=10 $(if $(filter %service,$(1)),,$(NO_SCHEMATHESIS)) \
+  $(if $(3),-m '$(3)') $(ARGS) $(2) $(if $(ARGS),|| [[ $$? == 5 ]]); } | tee $(LOGS)/$(1).log,tail -n 1)
+endef
 
 .PHONY: pytest
-pytest: ## Run the tests; ARGS is passed to pytest
-	@$(PARALLEL) $(READY) $(DOCS)/.ready $(TYPESCRIPT)/.ready programs
-	@$(PARALLEL) $(PYTEST_TARGETS)
+pytest: $(READY) ## Run the tests of `make test` and `make test-all`; ARGS is passed to pytest
+	@$(PARALLEL) $(DOCS)/.ready $(TYPESCRIPT)/.ready programs
+	@$(PARALLEL) $(LONG_TARGETS) $(SHORT_TARGETS)
 
-# Its own short tests cover the core. Coverage would double the time of all other tests.
-LONG_RUNS := hypothesis or long_run
+.PHONY: $(SHORT_TARGETS) $(LONG_TARGETS)
+$(SHORT_TARGETS): short-%: $(READY)
+	$(call pytest,$*,$(SHORT_$*),not ($(LONG_MARKERS)$(if $(filter core,$*), or hypothesis)))
 
-.PHONY: pytest-core
-pytest-core: $(READY)
-	$(call step,tests of the core ($(VENV)),$(COVERAGE) run -m pytest -q $(NO_SCHEMATHESIS) -m 'not ($(LONG_RUNS))' $(ARGS) $(CORE_TESTS) $(ALLOW_NO_TESTS),tail -n 1)
+long-chaos long-integration long-pages long-stores: long-%: $(READY)
+	$(call pytest,$@,$(LONG_$*))
+
+long-marked: $(READY)
+	$(call pytest,$@,$(LONG_marked),$(LONG_MARKERS))
+
+long-core: $(READY)
+	$(call pytest,$@,$(SHORT_core),$(LONG_MARKERS) or hypothesis)
+
+# A measurement, with the tests of `make test`. Coverage triples their time.
+.PHONY: coverage
+coverage: $(READY) ## Check that the short tests of the core cover all its branches
+	$(call step,short tests of the core,$(COVERAGE) run -m pytest -q $(NO_SCHEMATHESIS) \
+	  -m 'not ($(LONG_MARKERS) or hypothesis)' $(SHORT_core),tail -n 1)
 	$(call step,coverage of the core is 100 %,$(COVERAGE) report --fail-under=100)
-	$(call step,properties of the core ($(VENV)),$(PY) -m pytest -q $(NO_SCHEMATHESIS) -m '$(LONG_RUNS)' $(ARGS) $(CORE_TESTS) $(ALLOW_NO_TESTS),tail -n 1)
-
-.PHONY: pytest-library
-pytest-library: $(READY)
-	$(call step,tests of the library ($(VENV)),$(PY) -m pytest -q $(NO_SCHEMATHESIS) $(ARGS) $(LIBRARY_TESTS) $(ALLOW_NO_TESTS),tail -n 1)
-
-.PHONY: pytest-service
-pytest-service: $(READY)
-	$(call step,tests of the service ($(VENV)),$(PY) -m pytest -q $(ARGS) $(SERVICE_TESTS) $(ALLOW_NO_TESTS),tail -n 1)
-
-.PHONY: pytest-simulation
-pytest-simulation: $(READY)
-	$(call step,simulations ($(VENV)),$(PY) -m pytest -q $(NO_SCHEMATHESIS) $(ARGS) $(SIMULATION_TESTS) $(ALLOW_NO_TESTS),tail -n 1)
-
-.PHONY: pytest-integration
-pytest-integration: $(READY)
-	$(call step,integration tests ($(VENV)),$(PY) -m pytest -q $(NO_SCHEMATHESIS) $(ARGS) $(INTEGRATION_TESTS) $(ALLOW_NO_TESTS),tail -n 1)
-
-.PHONY: pytest-pages
-pytest-pages: $(READY)
-	$(call step,tests of pages and clients ($(VENV)),$(PY) -m pytest -q $(NO_SCHEMATHESIS) $(ARGS) $(PAGE_TESTS) $(ALLOW_NO_TESTS),tail -n 1)
-
-.PHONY: pytest-stores
-pytest-stores: $(READY)
-	$(call step,integration tests of stores ($(VENV)),$(PY) -m pytest -q $(NO_SCHEMATHESIS) $(ARGS) $(STORE_TESTS) $(ALLOW_NO_TESTS),tail -n 1)
-
-.PHONY: pytest-other
-pytest-other: $(READY)
-	$(call step,other tests ($(VENV)),$(PY) -m pytest -q $(NO_SCHEMATHESIS) $(ARGS) $(OTHER_TESTS) $(ALLOW_NO_TESTS),tail -n 1)
 
 .PHONY: serve
 serve: $(SERVE)/.ready ## Start the retry service on this machine; ARGS is passed to `tarry serve`
@@ -174,8 +187,8 @@ chaos: $(READY) ## Simulate SEEDS runs with faults, STORE_SEEDS on each engine; 
 	@ROUNDS=$(ROUNDS) $(PY) -m pytest -q tests/chaos/test_killed_service.py
 	@ROUNDS=$(ROUNDS) $(PY) -m pytest -q --log-cli-level=INFO tests/chaos/test_many_processes.py
 
-.PHONY: test-all
-test-all: ## Run the tests with each installed Python from 3.11 on, and with the lowest versions
+.PHONY: test-pythons
+test-pythons: ## Run the tests with each installed Python from 3.11 on, and with the lowest versions
 	@found=$$(.ci/interpreters) || exit 1; failed=0; \
 	while read -r version python; do \
 	  $(MAKE) pytest PYTHON="$$python" VENV=".venv/$$version" < /dev/null || failed=1; \

@@ -43,6 +43,7 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "dist"
 
 
+@pytest.mark.long_run
 def test_build_is_reproducible(distributions: Path, tmp_path: Path) -> None:
     """The unpacked source distribution builds the same wheel and the same source distribution."""
     expected = {path.name: path.read_bytes() for path in distributions.iterdir()}

@@ -37,7 +37,7 @@ from tests.integration.service import Service, target
 
 _logger = logging.getLogger(__name__)
 ROUNDS = int(os.environ.get("ROUNDS", "0"))
-"""Number of rounds for each engine; 0: one short round, as in `make test`."""
+"""Number of rounds for each engine; 0: one short round, as in `make test-all`."""
 FIRST_SEED = int(os.environ.get("SEED") or (random.randrange(10**6) if ROUNDS else 7))
 """Determines the faults of the first round, their order and times. Round n has the seed
 `FIRST_SEED + n`: with `SEED` set to the seed of a round, its faults are repeated."""

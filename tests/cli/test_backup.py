@@ -14,6 +14,7 @@ from tests.integration.service import TERMINAL_STATUSES, service, target
 LARGE_BODY = "x" * 20_000  # more than `inline_body_bytes`
 
 
+@pytest.mark.long_run
 def test_restored_backup_has_all_acknowledged_tasks(tmp_path: Path) -> None:
     """Tasks are added and delivered during the backup; a service on the copy delivers the rest."""
     folder, restored = tmp_path / "old", tmp_path / "new"

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tarry.cli.demo import (
     DROP_CONNECTION,
     RESPONSES_BY_PATH,
@@ -40,6 +42,7 @@ def _read_chunk(terminal: int) -> bytes:
         return b""
 
 
+@pytest.mark.long_run
 def test_all_calls_are_delivered(tmp_path: Path) -> None:
     """The demo prints lines in a pipe and a table in a terminal, and removes its files."""
     piped = subprocess.Popen(

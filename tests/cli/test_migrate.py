@@ -24,6 +24,7 @@ TASK_COUNT = 6_000
 KILL_COUNT = 3
 
 
+@pytest.mark.long_run
 def test_tasks_continue_on_the_new_store(tmp_path: Path) -> None:
     """Delivered tasks are not delivered again, others are; the old store cannot be served."""
     old, new = tmp_path / "old", tmp_path / "new"
@@ -81,6 +82,7 @@ def test_tasks_continue_on_the_new_store(tmp_path: Path) -> None:
         assert {body.encode()} == set(receiver.bodies[path])
 
 
+@pytest.mark.long_run
 def test_a_killed_command_is_continued(tmp_path: Path) -> None:
     """After several kills in the middle, the same command moves the rest, and nothing twice."""
     old, new = tmp_path / "old.db", tmp_path / "new.db"

@@ -20,6 +20,7 @@ ALERTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -305,6 +305,7 @@ def test_manifests_match_the_schema_of_kubernetes(manifest: dict[str, Any]) -> N
         kubernetes_validate.validate(manifest, version, strict=True)
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("command", ["verify", "security --offline=true --threshold=20"])
 def test_systemd_accepts_the_unit(command: str, tmp_path: Path) -> None:
     """The unit is valid, and its exposure level is at most 2.0 of 10."""

@@ -67,6 +67,7 @@ def test_conformance(case: Case, redis_url: str) -> None:
     asyncio.run(StoreHarness(lambda clock: RedisStore(url, clock=clock)).run(case))
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_conformance_in_a_cluster(case: Case, cluster_url: str) -> None:
     """RedisStore passes the conformance suite with several partitions on the nodes of a Cluster."""

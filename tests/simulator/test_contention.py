@@ -63,6 +63,7 @@ def _run_reference_model(jitter: str, clients: int, source: random.Random) -> tu
     return calls, last
 
 
+@pytest.mark.long_run
 @pytest.mark.parametrize("jitter", JITTERS)
 def test_results_agree_with_an_independent_implementation(jitter: str) -> None:
     """Mean calls and times differ from the reference model by less than four standard errors."""
@@ -86,6 +87,7 @@ def _means(clients: int) -> dict[str, tuple[float, float]]:
     return means
 
 
+@pytest.mark.long_run
 @pytest.mark.parametrize("clients", [50, 100, 200])
 def test_jitters_rank_as_published(clients: int) -> None:
     """Jitter saves calls, full jitter most, and backoff without jitter takes longest."""
@@ -172,6 +174,7 @@ def test_the_study_runs_every_jitter() -> None:
     assert JITTERS == CONTENTION_STUDY.variants
 
 
+@pytest.mark.long_run
 def test_tables_on_the_page_are_current() -> None:
     """The tables in docs/contention.md equal the output of `make tables`."""
     assert render_tables() == tables_on_page(PAGE.read_text(encoding="utf-8"))

@@ -32,6 +32,7 @@ def _run_variants(study: Study, seed: int, **fixed: Any) -> dict[str, Summary]:
     return runs
 
 
+@pytest.mark.long_run
 @pytest.mark.parametrize("seed", SEEDS)
 def test_each_defence_shortens_the_recovery_from_a_storm(seed: int) -> None:
     """With each further defence the service recovers sooner or crashes less often."""
@@ -73,6 +74,7 @@ def test_attempts_are_a_parameter_of_amplification() -> None:
     assert 3**3 == amplification(attempts=3)[0].amplification
 
 
+@pytest.mark.long_run
 def test_later_hedge_has_longer_tail_and_less_load() -> None:
     """The later the second copy is sent, the longer the tail and the smaller the extra load."""
     runs = [hedging(after=after)[0] for after in ("none", "p50", "p95", "p99")]
@@ -140,6 +142,7 @@ def test_three_processes_share_a_capacity_of_which_nothing_fails() -> None:
     assert run.p99 <= 20 + 1.3 * 20
 
 
+@pytest.mark.long_run
 def test_metastable_failures_need_long_waits_or_less_load() -> None:
     """Without a defence at most half of 10 trials recover, with short waits at most 7.
 

@@ -26,6 +26,7 @@ def _no_delay(_k: int) -> float:
     return 0.0
 
 
+@pytest.mark.long_run
 @pytest.mark.parametrize(("clients", "slots"), [(50, 100), (200, 100), (200, 400)])
 def test_collisions_of_full_jitter(clients: int, slots: int) -> None:
     """Of N clients that draw from W slots, C(N, 2) / W pairs collide."""
@@ -52,6 +53,7 @@ def test_collisions_of_full_jitter(clients: int, slots: int) -> None:
     assert expected == pytest.approx(fmean(pairs), rel=0.06)
 
 
+@pytest.mark.long_run
 def test_mean_time_of_retries() -> None:
     """With full jitter, attempt m starts on average after the sum of c(k) / 2 for k < m."""
     policy = Policy(max_attempts=6, initial_delay=1.0, max_delay=8.0)
@@ -71,6 +73,7 @@ def test_mean_time_of_retries() -> None:
     assert fmean([0, 0.5, 1.5, 3.5, 7.5, 11.5]) == pytest.approx(mean, rel=0.02)
 
 
+@pytest.mark.long_run
 @pytest.mark.parametrize("load", [0.5, 0.8])
 def test_queue_length_of_m_m_1(load: float) -> None:
     """An M/M/1 queue has load / (1 - load) requests on average."""
@@ -90,6 +93,7 @@ def test_queue_length_of_m_m_1(load: float) -> None:
     assert mean * log(100) == pytest.approx(summary.p99, rel=0.1)
 
 
+@pytest.mark.long_run
 @pytest.mark.parametrize("delay", [0.5, 2.0])
 def test_tail_of_a_hedged_call(delay: float) -> None:
     """A hedged call has P(T > t) = P(X > t) * P(X > t - delay)."""
@@ -108,6 +112,7 @@ def test_tail_of_a_hedged_call(delay: float) -> None:
     assert 1 + exp(-delay) == pytest.approx(summary.amplification, rel=0.01)
 
 
+@pytest.mark.long_run
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9, 1.0])
 def test_load_of_independent_failures(p: float) -> None:
     """A call of four attempts succeeds with 1 - p**4 and makes (1 - p**4) / (1 - p) requests."""
@@ -128,6 +133,7 @@ def test_load_of_independent_failures(p: float) -> None:
     assert (4 if p == 1 else (1 - p**4) / (1 - p)) == pytest.approx(summary.amplification, rel=0.02)
 
 
+@pytest.mark.long_run
 @pytest.mark.parametrize("p", [0.1, 0.5, 1.0])
 def test_load_without_retries(p: float) -> None:
     """A call of one attempt succeeds with 1 - p and makes 1 request."""
@@ -144,6 +150,7 @@ def test_load_without_retries(p: float) -> None:
     assert 1 - p == pytest.approx(summary.success_rate, abs=0.01)
 
 
+@pytest.mark.long_run
 def test_retries_sustain_a_metastable_failure() -> None:
     """Long after the surge each call makes three attempts, and hardly any succeeds."""
     runs = (metastable(defence="retries", trials=1, seed=seed)[0] for seed in range(20))

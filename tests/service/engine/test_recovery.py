@@ -120,6 +120,7 @@ def url(number: int, host: str = "a.example:80") -> str:
     return f"http://{host}/{number}"
 
 
+@pytest.mark.long_run
 @pytest.mark.parametrize(
     ("capacity", "latency", "start"),
     [
@@ -148,6 +149,7 @@ def test_a_backlog_is_drained_at_the_capacity(capacity: int, latency: float, sta
     run(main, start=start)
 
 
+@pytest.mark.long_run
 @pytest.mark.parametrize("start", [START_TIMES[0], START_TIMES[-1]])
 def test_the_capacity_drops_during_the_drain(start: float) -> None:
     """When the capacity drops from 200 to 50 per second after 10 s, the ideal drain takes 70 s.
@@ -173,6 +175,7 @@ def test_the_capacity_drops_during_the_drain(start: float) -> None:
     run(main, start=start)
 
 
+@pytest.mark.long_run
 def test_four_lanes_recover_at_once() -> None:
     """Each of four lanes follows the capacity of its own target."""
 
@@ -223,6 +226,7 @@ async def offer(harness: EngineHarness, per_second: int, seconds: int, path: str
         await asyncio.sleep(0.1)
 
 
+@pytest.mark.long_run
 @pytest.mark.parametrize("per_second", [240, 450])
 def test_more_is_offered_than_the_target_accepts(per_second: int) -> None:
     """A target that throttles above 200 per second gets nearly 200 per second that succeed."""

@@ -68,6 +68,7 @@ def new_processes(target: CapacityTarget, count: int, seed: int = 0) -> list[Eng
     ]
 
 
+@pytest.mark.long_run
 @pytest.mark.parametrize(
     ("new_target", "failing_share", "max_drain", "max_peak", "max_waste"),
     [
