@@ -39,7 +39,7 @@ def test_build_tests_before_it_packages() -> None:
     """All tests pass first. `make package` empties dist/, so the TypeScript client follows it."""
     targets = [command for command in commands_of("build") if command.startswith("make ")]
 
-    assert ["make test", "make package", "make typescript"] == targets
+    assert ["make test", "make test-all", "make package", "make typescript"] == targets
 
 
 @pytest.mark.parametrize(("job", "environment"), [("publish", "pypi"), ("publish-npm", "npm")])
