@@ -112,14 +112,16 @@ LONG_MARKERS     := long_run or programs
 
 # Groups of `make test`. A group is one process of pytest. The longest come first.
 SHORT_cli       := tests/cli tests/deploy
-SHORT_service   := tests/client tests/service
+SHORT_engine    := tests/service/engine tests/service/stores
+SHORT_service   := tests/client $(filter-out $(SHORT_engine) %/__pycache__, \
+  $(patsubst %/,%,$(wildcard tests/service/*/)) $(wildcard tests/service/test_*.py))
 SHORT_library   := tests/runtime tests/telemetry tests/testing $(wildcard tests/test_*.py)
 SHORT_simulator := tests/simulator $(SHORT_SIMULATION)
 SHORT_servers   := $(SHORT_SERVERS)
 SHORT_core      := tests/core
 SHORT_adapters  := $(filter-out $(SHORT_cli) $(SHORT_service) $(SHORT_library) $(SHORT_simulator) \
-  $(SHORT_core) tests/chaos tests/integration %/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
-SHORT_TARGETS   := $(addprefix short-,service cli adapters servers simulator library core)
+  $(SHORT_core) tests/chaos tests/integration tests/service %/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
+SHORT_TARGETS   := $(addprefix short-,engine cli service servers adapters simulator library core)
 
 # Groups of `make test-all`.
 LONG_stores      := $(filter-out $(SHORT_SERVERS),$(foreach name,idempotency migrate pgbouncer postgres \
