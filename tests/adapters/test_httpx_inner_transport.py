@@ -6,7 +6,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import httpx
@@ -84,13 +84,17 @@ def full_backlog_url() -> Iterator[str]:
 @pytest.mark.parametrize(
     "run", [lambda main: asyncio.run(main()), trio.run], ids=["asyncio", "trio"]
 )
-def test_attempt_timeout_while_connecting(package: Any, full_backlog_url: str, run: Any) -> None:
+def test_attempt_timeout_while_connecting(
+    package: Any, full_backlog_url: str, unreachable_url: str, run: Any
+) -> None:
     """If the attempt timeout ends the connecting phase, nothing was sent, so a POST is retried."""
     policy = Policy(attempt_timeout=0.5, max_attempts=2)
 
     async def main() -> None:
         transport = AsyncRetryTransport(package.AsyncHTTPTransport(), policy=policy)
         async with package.AsyncClient(transport=transport, timeout=None) as client:
+            with suppress(package.ConnectError):
+                await client.post(unreachable_url)  # imports modules, which may take longer
             await client.post(full_backlog_url)
 
     with pytest.raises(package.ConnectTimeout) as caught:
