@@ -11,6 +11,7 @@ from tarry.errors import StoreUnavailable
 from tarry.service.engine.context import (
     ADDING,
     DATA,
+    STORE,
     Health,
     HealthCheck,
     StoreClock,
@@ -189,6 +190,43 @@ def test_a_partition_that_fails_does_not_make_the_process_unready() -> None:
     delivery = RuntimeError("proxy down")
     health.mark_failing("delivery", delivery)
     assert {"data partition 1", "delivery"} == health.blocking.keys()
+
+
+def test_a_partition_that_does_not_respond_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """That no tasks can be added to it is logged only if that lasts longer, and both are named."""
+    monotonic = FakeMonotonicClock()
+    health = Health(monotonic)
+    health.partition_count = 2
+    error = StoreUnavailable("node down")
+    error.partition = 1
+
+    def mark_healthy(component: str) -> None:
+        health.mark_healthy(component, 1)
+        monotonic.time += 60
+        assert f"{component} partition 1" not in health.failing
+
+    health.mark_failing(STORE, error)
+    health.mark_failing(ADDING, error)
+    assert {"store partition 1", "adding partition 1"} == health.failing.keys()
+    mark_healthy(ADDING)
+    mark_healthy(STORE)
+    assert ["store partition 1 is failing: node down", "store partition 1 has recovered"] == [
+        record.getMessage() for record in caplog.records
+    ]
+    caplog.clear()
+
+    health.mark_failing(STORE, error)
+    health.mark_failing(ADDING, error)
+    mark_healthy(STORE)
+    mark_healthy(ADDING)
+    assert [
+        "store partition 1 is failing: node down",
+        "store partition 1 has recovered",
+        "adding partition 1 is failing: node down",
+        "adding partition 1 has recovered",
+    ] == [record.getMessage() for record in caplog.records]
 
 
 def test_a_partition_that_hangs_does_not_make_the_process_unready() -> None:

@@ -93,6 +93,9 @@ class Health:
         """For each component that has failed: when it has recovered, and how long that takes."""
         self._succeeded: set[str] = set()
         """The failing components of which a call has succeeded since the last failure."""
+        self._implied: set[str] = set()
+        """The failing components that were not logged: to a partition that does not respond, no
+        tasks can be added either. The log of an outage of 16 partitions would have 32 lines."""
 
     @property
     def failing(self) -> dict[str, str]:
@@ -117,7 +120,10 @@ class Health:
             has_relapsed = now - recovered_at < _RELAPSE_S
             recovery_s = min(_MAX_RECOVERY_S, recovery_s * 2) if has_relapsed else _RECOVERY_S
             self._recoveries[component] = (recovered_at, recovery_s)
-            _logger.error("%s is failing: %s", component, error)
+            if self._store_partition_of(component) in self._failing:
+                self._implied.add(component)
+            else:
+                _logger.error("%s is failing: %s", component, error)
         self._failing[component] = str(error)
         self._failed_at[component] = now
         self._succeeded.discard(component)
@@ -153,6 +159,11 @@ class Health:
             return component
         return f"{component} partition {partition}"
 
+    def _store_partition_of(self, component: str) -> str | None:
+        """Return the component whose failure implies that no tasks can be added to a partition."""
+        prefix = f"{ADDING} partition "
+        return STORE + component.removeprefix(ADDING) if component.startswith(prefix) else None
+
     def mark_healthy(self, component: str, partition: int | None = None) -> None:
         """Record that a call has succeeded; the component recovers unless a call fails soon."""
         if not self._failing:
@@ -170,7 +181,15 @@ class Health:
                 self._succeeded.discard(component)
                 del self._failing[component]
                 self._recoveries[component] = (now, recovery_s)
+                if component in self._implied:
+                    self._implied.discard(component)
+                    continue
                 _logger.warning("%s has recovered", component)
+                for adding in [
+                    each for each in self._implied if self._store_partition_of(each) == component
+                ]:
+                    self._implied.discard(adding)
+                    _logger.error("%s is failing: %s", adding, self._failing[adding])
 
 
 class HealthCheck:
