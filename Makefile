@@ -55,7 +55,7 @@ test: $(READY) ## Run the short checks and tests: lint and unit tests, stores wi
 	@rm -rf $(LOGS)
 	@$(PARALLEL) $(LINT_TARGETS) $(SHORT_TARGETS)
 	@echo 'The ten slowest tests:'
-	@grep -hE '^[0-9.]+s (setup|call|teardown)' $(LOGS)/*.log | sort -rn | head -n 10 | sed 's/^/  /'
+	@grep -hE '^[0-9.]+s (setup|call|teardown)' $(LOGS)/*.log | sort -rn | sed -n '1,10s/^/  /p'
 
 .PHONY: test-all
 test-all: $(READY) ## Run all checks and tests that `make test` does not run
