@@ -68,14 +68,15 @@ if TYPE_CHECKING:
     )
     from tarry.runtime.attempt_number import current_attempt
     from tarry.runtime.call_records import record_calls
-    from tarry.runtime.clocks import CancelToken, configure, set_active
     from tarry.runtime.config import AsyncOn, On, OnRetry
     from tarry.runtime.deadlines import deadline, remaining
     from tarry.runtime.downstream import Downstream
+    from tarry.runtime.effects import CancelToken
     from tarry.runtime.error_record import record_of
     from tarry.runtime.events import Listener, listen
     from tarry.runtime.hedge import hedge, hedge_sync
     from tarry.runtime.policy_files import load_policy
+    from tarry.runtime.process_settings import configure, set_active
     from tarry.runtime.retry import (
         AttemptContext,
         Attempts,
@@ -115,12 +116,13 @@ _NAMES_BY_MODULE = {
     "tarry.runtime.config": "AsyncOn On OnRetry",
     "tarry.runtime.events": "Listener listen",
     "tarry.runtime.call_records": "record_calls",
-    "tarry.runtime.clocks": "CancelToken configure set_active",
     "tarry.runtime.deadlines": "deadline remaining",
     "tarry.runtime.downstream": "Downstream",
+    "tarry.runtime.effects": "CancelToken",
     "tarry.runtime.hedge": "hedge hedge_sync",
     "tarry.runtime.error_record": "record_of",
     "tarry.runtime.policy_files": "load_policy",
+    "tarry.runtime.process_settings": "configure set_active",
     "tarry.runtime.retry": ("AttemptContext Attempts Decorator acall attempts call retry retrying"),
 }
 _PACKAGES = ("client", "idempotency", "simulator", "telemetry", "testing", "tuning")

@@ -19,7 +19,7 @@ import requests
 from tarry.adapters.aiohttp import RetryMiddleware
 from tarry.adapters.httpx import AsyncRetryTransport, RetryTransport
 from tarry.adapters.requests import RetryAdapter
-from tarry.runtime.clocks import environment
+from tarry.runtime.effects import effects
 
 Headers = dict[str, str]
 Send = Callable[[str, str, Any, Headers], Any]
@@ -62,7 +62,7 @@ class SyncSession:
         def sleep(*_: object) -> None:
             responses.append(self.send(method, url))
 
-        patch.setattr(environment, "blocking_sleep", sleep)
+        patch.setattr(effects, "blocking_sleep", sleep)
         return responses
 
 
@@ -103,7 +103,7 @@ class AsyncSession:
         async def async_sleep(_: float) -> None:
             responses.append(await self._send(method, url, None, {}))
 
-        patch.setattr(environment, "async_sleep", async_sleep)
+        patch.setattr(effects, "async_sleep", async_sleep)
         return responses
 
 

@@ -18,7 +18,7 @@ from tarry.adapters.aiohttp import RetryMiddleware
 from tarry.adapters.http import messages
 from tarry.adapters.httpx import AsyncRetryTransport, RetryTransport
 from tarry.adapters.requests import RetryAdapter
-from tarry.runtime.clocks import environment
+from tarry.runtime.effects import effects
 from tarry.testing import captured_events, scripted_random
 from tests.adapters.clients import ClientLibrary, ClientResponse
 from tests.adapters.conftest import FlakyServerView
@@ -70,16 +70,16 @@ def test_deadline_passes_during_the_wait(
     server: FlakyServerView, client: ClientLibrary, monkeypatch: pytest.MonkeyPatch, plan: str
 ) -> None:
     """A short last response is returned; a long one was dropped, so the call raises."""
-    now = environment.now
+    now = effects.now
 
     def pass_deadline(*_: object) -> None:
-        monkeypatch.setattr(environment, "now", lambda: now() + 100)
+        monkeypatch.setattr(effects, "now", lambda: now() + 100)
 
     async def async_pass_deadline(_: float) -> None:
         pass_deadline()
 
-    monkeypatch.setattr(environment, "blocking_sleep", pass_deadline)
-    monkeypatch.setattr(environment, "async_sleep", async_pass_deadline)
+    monkeypatch.setattr(effects, "blocking_sleep", pass_deadline)
+    monkeypatch.setattr(effects, "async_sleep", async_pass_deadline)
     with client.open() as session, tarry.deadline(60):
         if plan == "long":
             with pytest.raises(tarry.DeadlineExceeded, match="the last attempt failed with 503"):
@@ -148,10 +148,10 @@ def test_released_response_can_be_read(
     server: FlakyServerView, read: Read, plan: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A response that is returned after its connection was released can be read as a stream."""
-    now = environment.now
+    now = effects.now
 
     def exceed_budget(*_: object) -> float:
-        monkeypatch.setattr(environment, "now", lambda: now() + 100)
+        monkeypatch.setattr(effects, "now", lambda: now() + 100)
         return 0.0
 
     response, body = read(server.url(plan), Policy(total_budget=60, jitter=exceed_budget))
@@ -285,7 +285,7 @@ def test_wait_is_as_long_as_the_hint(
     server: FlakyServerView, client: ClientLibrary, hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wait is as long as the server requests in any of the supported headers."""
-    monkeypatch.setattr(environment, "unix_time", lambda: 1_700_000_000.0)
+    monkeypatch.setattr(effects, "unix_time", lambda: 1_700_000_000.0)
     with client.open() as session, captured_events() as events, scripted_random([0.0]):
         session.send("GET", server.url(quote(f"503:{hint},200")))
 

@@ -25,7 +25,7 @@ from tarry.cli.monitoring import (
     wait_for_quit,
 )
 from tarry.client import Client
-from tarry.runtime.clocks import environment
+from tarry.runtime.effects import effects
 from tarry.wire.tasks import DownstreamInfo, LaneStateName, Page, ServiceEvent
 from tests.cli.harness import CommandResult, run_command
 from tests.integration.flaky import FlakyServer
@@ -447,7 +447,7 @@ def test_tasks_that_wait_for_a_slot_are_not_counted_as_running(
     client.enqueue(f"{target.url}/?plan=late&run=first")
     waiting_task = client.enqueue(f"{target.url}/?plan=late&run=second")
     while client.get(waiting_task).status != "IN_FLIGHT" or not target.connections:
-        environment.blocking_sleep(0.01, None)
+        effects.blocking_sleep(0.01, None)
 
     rows = run_cli("downstreams").out.splitlines()[1:]
     explanation = run_cli("tasks", "explain", waiting_task.task_id).out
@@ -471,7 +471,7 @@ def test_a_downstream_is_shown_with_its_breaker_history(
     # A retry after the reset would have a latency.
     client.enqueue(f"{target.url}/?plan=503&run=history", overrides={"maxAttempts": 1})
     while len(client.downstream(lane).breaker_history or []) < 1:
-        environment.blocking_sleep(0.01, None)
+        effects.blocking_sleep(0.01, None)
     state, latency, heading, *rows = run_cli("downstreams", "show", lane).out.splitlines()
     client.reset(lane)
     client.set_limits(lane)

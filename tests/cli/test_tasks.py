@@ -14,7 +14,7 @@ import pytest
 
 from tarry.cli.tasks import explanation_lines, print_explanation
 from tarry.client import Client, ServiceUnreachable
-from tarry.runtime.clocks import environment
+from tarry.runtime.effects import effects
 from tarry.wire.tasks import BulkCancelResult
 from tests.cli.harness import CommandResult
 from tests.integration.flaky import FlakyServer
@@ -237,7 +237,7 @@ def test_cancel_message_depends_on_status(
     cancelled = msgspec.structs.replace(client.cancel(pending_task), cancelling=True)
     running_task = client.enqueue(f"{target.url}/?plan=late&run=slow")
     while client.get(running_task).status != "IN_FLIGHT":
-        environment.blocking_sleep(0.01, None)
+        effects.blocking_sleep(0.01, None)
 
     in_flight = run_cli("tasks", "cancel", running_task.task_id)
     target.may_continue.set()
@@ -286,7 +286,7 @@ def test_retry_of_a_running_task(run_cli: RunCli, client: Client, target: FlakyS
     """`retry` during an attempt prints that the attempt is running."""
     running_task = client.enqueue(f"{target.url}/?plan=late&run=slow")
     while client.get(running_task).status != "IN_FLIGHT":
-        environment.blocking_sleep(0.01, None)
+        effects.blocking_sleep(0.01, None)
 
     result = run_cli("tasks", "retry", running_task.task_id)
     target.may_continue.set()

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from tarry.idempotency.store import ExistingRecord, IdempotencyStore, Record, StoredResponse
-from tarry.runtime import clocks
+from tarry.runtime import event_loops
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ def conformance_case(case: Case) -> Case:
 
 async def run_concurrently(functions: list[Callable[[], Awaitable[T]]]) -> list[T]:
     """Run all functions concurrently, on asyncio or trio; return the results in order."""
-    if not clocks.in_trio():
+    if not event_loops.in_trio():
         import asyncio
 
         return list(await asyncio.gather(*(function() for function in functions)))

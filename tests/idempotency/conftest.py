@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from tarry.runtime.clocks import environment
+from tarry.runtime.effects import effects
 from tarry.testing import VirtualClock
 
 Run: TypeAlias = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
@@ -17,7 +17,7 @@ Run: TypeAlias = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Return a function that runs a coroutine function in virtual time, on asyncio and trio."""
     # One request in a hundred sweeps the store; with this random number, no request does.
-    monkeypatch.setattr(environment, "draw_random", lambda: 0.5)
+    monkeypatch.setattr(effects, "draw_random", lambda: 0.5)
 
     def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         with VirtualClock() as clock:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from tarry.idempotency import ExistingRecord, MemoryStore, StoredResponse
-from tarry.runtime import clocks
+from tarry.runtime import event_loops
 
 T = TypeVar("T")
 
@@ -35,11 +35,11 @@ class FaultyStore(MemoryStore):
 
     async def _call_with_faults(self, call: str, function: Callable[[], Awaitable[T]]) -> T:
         self.calls.append(call)
-        await clocks.async_sleep(self.delays_before_effect.get(call, 0))
+        await event_loops.async_sleep(self.delays_before_effect.get(call, 0))
         if call in self.failing_calls:
             raise ConnectionError("the store is unreachable")
         result = await function()
-        await clocks.async_sleep(self.delays_after_effect.get(call, 0))
+        await event_loops.async_sleep(self.delays_after_effect.get(call, 0))
         return result
 
     async def claim(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tarry.idempotency import IdempotencyMiddleware, MemoryStore
-from tarry.runtime.clocks import environment
+from tarry.runtime.effects import effects
 from tarry.testing import VirtualClock
 from tarry.wire.http import Receive, Scope, Send
 from tests.idempotency.asgi_client import (
@@ -171,7 +171,7 @@ def test_problems_link_to_the_documentation() -> None:
 def test_some_requests_sweep_expired_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request deletes expired records with a probability of 1%."""
     random_numbers = iter([0.99, 0.01, 0.0099])
-    monkeypatch.setattr(environment, "draw_random", lambda: next(random_numbers))
+    monkeypatch.setattr(effects, "draw_random", lambda: next(random_numbers))
 
     async def main() -> list[int]:
         store = MemoryStore()

@@ -17,8 +17,8 @@ from tarry.idempotency import (
 from tarry.idempotency import (
     lease as lease_module,
 )
-from tarry.runtime import clocks
-from tarry.runtime.clocks import environment
+from tarry.runtime import event_loops
+from tarry.runtime.effects import effects
 from tarry.testing import VirtualClock
 from tests.idempotency.asgi_client import PaymentsApp, Response, send_request
 from tests.idempotency.conftest import Run
@@ -82,9 +82,9 @@ def test_hanging_claim_rejects_the_request(run: Run) -> None:
         app = IdempotencyMiddleware(
             payments, FaultyStore(delays_before_effect={"claim": FOREVER_S})
         )
-        started = environment.now()
+        started = effects.now()
         assert 503 == (await send_request(app)).status
-        assert lease_module.STORE_TIMEOUT_S == pytest.approx(environment.now() - started)
+        assert lease_module.STORE_TIMEOUT_S == pytest.approx(effects.now() - started)
 
     run(main)
     assert 0 == payments.runs
@@ -101,16 +101,16 @@ def test_late_claim_is_released(run: Run, delays: dict[str, Any], request_timeou
     async def main() -> None:
         store = FaultyStore(**delays)
         app = IdempotencyMiddleware(payments, store)
-        started = environment.now()
+        started = effects.now()
         responded = False
-        with clocks.timeout(request_timeout_s):
+        with event_loops.timeout(request_timeout_s):
             assert 503 == (await send_request(app)).status
             responded = True
         assert responded == (request_timeout_s != 1)
         assert min(request_timeout_s, lease_module.STORE_TIMEOUT_S) == pytest.approx(
-            environment.now() - started
+            effects.now() - started
         )
-        await clocks.async_sleep(10)
+        await event_loops.async_sleep(10)
         store.delays_before_effect, store.delays_after_effect = {}, {}
         assert 201 == (await send_request(app)).status
 
@@ -129,7 +129,7 @@ def test_claim_that_raises_is_released(run: Run) -> None:
     async def main() -> None:
         store = StoreWithLostReplies()
         assert 503 == (await send_request(IdempotencyMiddleware(PaymentsApp(), store))).status
-        await clocks.async_sleep(1)
+        await event_loops.async_sleep(1)
         assert ["claim", "release"] == store.calls
         assert {} == store._entries
 

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from tarry.idempotency import IdempotencyMiddleware
-from tarry.runtime import clocks
+from tarry.runtime import event_loops
 from tarry.testing import VirtualClock
 from tarry.wire.http import App, Message, Receive, Scope, Send
 from tests.idempotency.asgi_client import KEY, PaymentsApp, make_scope, send_request
@@ -47,10 +47,10 @@ class DisconnectAwareApp:
             self.received.append((await receive())["type"])
 
         async def handle() -> None:
-            await clocks.async_sleep(1)
+            await event_loops.async_sleep(1)
             await self.payments(scope, receive_body, send)
 
-        if clocks.in_trio():
+        if event_loops.in_trio():
             async with trio.open_nursery() as nursery:
 
                 async def run_and_cancel_others(function: Callable[[], Awaitable[None]]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from tarry.idempotency import IdempotencyMiddleware, MemoryStore
-from tarry.runtime import clocks
+from tarry.runtime import event_loops
 from tarry.testing import VirtualClock
 from tarry.wire.http import Message, Receive, Scope, Send
 from tests.idempotency.asgi_client import KEY, PaymentsApp, make_scope, send_request
@@ -142,16 +142,16 @@ def test_cancelled_request_keeps_its_key_until_the_lease_expires(
     async def sleep_in_first_run(scope: Scope, receive: Receive, send: Send) -> None:
         if not payments.runs:
             payments.bodies.append(b"cancelled")
-            await clocks.async_sleep(1000)
+            await event_loops.async_sleep(1000)
         await payments(scope, receive, send)
 
     async def main() -> None:
         app = IdempotencyMiddleware(sleep_in_first_run, make_store(), lease=30.0)
-        with clocks.timeout(100):
+        with event_loops.timeout(100):
             await send_request(app)
             pytest.fail("not cancelled")
         assert 409 == (await send_request(app)).status
-        await clocks.async_sleep(30)
+        await event_loops.async_sleep(30)
         assert b"run 2" == (await send_request(app)).body
 
     with VirtualClock() as clock:

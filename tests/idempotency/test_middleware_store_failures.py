@@ -9,8 +9,8 @@ import pytest
 
 from tarry import record_calls
 from tarry.idempotency import IdempotencyMiddleware, lease
-from tarry.runtime import clocks
-from tarry.runtime.clocks import environment
+from tarry.runtime import event_loops
+from tarry.runtime.effects import effects
 from tarry.testing import captured_events
 from tarry.wire.http import Receive, Scope, Send
 from tests.idempotency.asgi_client import PaymentsApp, send_request
@@ -26,9 +26,9 @@ def test_response_does_not_wait_for_a_hanging_store(run: Run, status: int, call:
         app = IdempotencyMiddleware(
             PaymentsApp(status), FaultyStore(delays_before_effect={call: FOREVER_S})
         )
-        started = environment.now()
+        started = effects.now()
         assert status == (await send_request(app)).status
-        assert lease.STORE_TIMEOUT_S == pytest.approx(environment.now() - started)
+        assert lease.STORE_TIMEOUT_S == pytest.approx(effects.now() - started)
 
     run(main)
 
@@ -51,7 +51,7 @@ def test_response_is_stored_later(
         assert b"run 1" == (await send_request(app)).body
         assert 409 == (await send_request(app)).status
         store.failing_calls, store.delays_before_effect = (), {}
-        await clocks.async_sleep(20)
+        await event_loops.async_sleep(20)
         assert (await send_request(app)).is_replayed
 
     run(main)
@@ -67,7 +67,7 @@ def test_retries_do_not_appear_in_the_telemetry_of_the_program(
     async def main() -> None:
         store = FaultyStore("finish")
         await send_request(IdempotencyMiddleware(PaymentsApp(), store))
-        await clocks.async_sleep(1000)
+        await event_loops.async_sleep(1000)
 
     with captured_events() as events, record_calls() as records:
         run(main)
@@ -82,7 +82,7 @@ def test_storing_is_given_up(run: Run, caplog: pytest.LogCaptureFixture) -> None
     async def main() -> None:
         store = FaultyStore("finish")
         await send_request(IdempotencyMiddleware(PaymentsApp(), store))
-        await clocks.async_sleep(1000)
+        await event_loops.async_sleep(1000)
         assert 5 < len(store.calls) < 30
 
     run(main)
@@ -100,15 +100,15 @@ def test_pending_responses_are_limited(
         app = IdempotencyMiddleware(PaymentsApp(), store)
         for key in (b"a", b"b"):
             assert 201 == (await send_request(app, key=key)).status
-            await clocks.async_sleep(0)
+            await event_loops.async_sleep(0)
         store.failing_calls = ()
-        await clocks.async_sleep(20)
+        await event_loops.async_sleep(20)
         assert (await send_request(app, key=b"a")).is_replayed
         assert 409 == (await send_request(app, key=b"b")).status
         store.failing_calls = ("finish",)
         await send_request(app, key=b"c")
         store.failing_calls = ()
-        await clocks.async_sleep(20)
+        await event_loops.async_sleep(20)
         assert (await send_request(app, key=b"c")).is_replayed
 
     run(main)
@@ -123,10 +123,10 @@ def test_cancellation_does_not_lose_the_response(run: Run) -> None:
     async def main() -> None:
         store = FaultyStore(delays_before_effect={"finish": 2})
         app = IdempotencyMiddleware(payments, store, lease=30.0)
-        with clocks.timeout(1):
+        with event_loops.timeout(1):
             await send_request(app)
             pytest.fail("not cancelled")
-        await clocks.async_sleep(60)
+        await event_loops.async_sleep(60)
         assert (await send_request(app)).is_replayed
 
     run(main)
@@ -140,11 +140,11 @@ def test_cancellation_and_store_failure_do_not_lose_the_response(run: Run) -> No
     async def main() -> None:
         store = FaultyStore("finish", delays_before_effect={"finish": 2})
         app = IdempotencyMiddleware(payments, store, lease=30.0)
-        with clocks.timeout(1):
+        with event_loops.timeout(1):
             await send_request(app)
-        await clocks.async_sleep(3)
+        await event_loops.async_sleep(3)
         store.failing_calls = ()
-        await clocks.async_sleep(60)
+        await event_loops.async_sleep(60)
         assert (await send_request(app)).is_replayed
 
     run(main)
@@ -157,9 +157,9 @@ def test_cancellation_does_not_stop_the_release(run: Run) -> None:
 
     async def main() -> None:
         app = IdempotencyMiddleware(payments, FaultyStore(delays_before_effect={"release": 2}))
-        with clocks.timeout(1):
+        with event_loops.timeout(1):
             await send_request(app)
-        await clocks.async_sleep(2)
+        await event_loops.async_sleep(2)
         assert 500 == (await send_request(app)).status
 
     run(main)
@@ -170,13 +170,13 @@ def test_release_waits_for_a_running_renewal(run: Run) -> None:
     """A running renewal would claim the released key again, so the release waits for it."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await clocks.async_sleep(12)
+        await event_loops.async_sleep(12)
         await PaymentsApp(500)(scope, receive, send)
 
     async def main() -> None:
         store = FaultyStore(delays_before_effect={"extend": 4})
         await send_request(IdempotencyMiddleware(app, store, lease=30.0))
-        await clocks.async_sleep(10)
+        await event_loops.async_sleep(10)
         assert ["claim", "extend", "release"] == store.calls
         assert {} == store._entries
 
@@ -195,7 +195,7 @@ def test_store_failures_after_the_response_are_logged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Failures of `release` and `sweep` are logged, and the client gets its response."""
-    monkeypatch.setattr(environment, "draw_random", lambda: 0.0)
+    monkeypatch.setattr(effects, "draw_random", lambda: 0.0)
     status = 500 if call == "release" else 201
 
     async def main() -> None:

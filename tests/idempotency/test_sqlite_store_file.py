@@ -14,7 +14,7 @@ import pytest
 
 from tarry.errors import ConfigurationError
 from tarry.idempotency import SqliteStore
-from tarry.runtime.clocks import environment
+from tarry.runtime.effects import effects
 from tests.idempotency.conformance_harness import run_concurrently
 
 
@@ -155,7 +155,7 @@ def test_opening_a_locked_file_is_retried(tmp_path: Path, monkeypatch: pytest.Mo
         waits.append(seconds)
         other_connection.close()
 
-    monkeypatch.setattr(environment, "blocking_sleep", unlock)
+    monkeypatch.setattr(effects, "blocking_sleep", unlock)
 
     async def main() -> None:
         store = SqliteStore(tmp_path / "keys.db", busy_timeout=0.01)

@@ -19,7 +19,7 @@ from tarry import (
     Waited,
     WillWait,
 )
-from tarry.runtime.clocks import environment
+from tarry.runtime.effects import effects
 from tarry.testing import VirtualClock, captured_events
 from tests.runtime.drivers import (
     DRIVERS,
@@ -79,8 +79,8 @@ def test_call_id_time_and_duration(
 ) -> None:
     """Events have the id of their call and the time, and those of attempts the duration."""
     dependency = Dependency(clock, Step(raises=ConnectionError(), duration_s=0.2), OK)
-    monkeypatch.setattr(environment, "unix_time", environment.now)
-    started = environment.unix_time()
+    monkeypatch.setattr(effects, "unix_time", effects.now)
+    started = effects.unix_time()
 
     with captured_events() as events:
         for _ in range(2):

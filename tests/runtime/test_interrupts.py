@@ -415,7 +415,7 @@ def test_permits_of_a_hedged_call_are_released_when_a_limiter_raises(
     async def read() -> None:
         sent.append(1)
         if len(sent) < 3:
-            await tarry.runtime.clocks.async_sleep(60)
+            await tarry.runtime.event_loops.async_sleep(60)
 
     async def main() -> None:
         await tarry.hedge(read, after=1, max_attempts=3, downstream=downstream)

@@ -14,7 +14,7 @@ import pytest
 
 import tarry
 import tarry.telemetry
-from tarry.runtime.clocks import environment
+from tarry.runtime.effects import effects
 from tarry.telemetry import attempt_log
 from tarry.testing import VirtualClock
 from tarry.tuning.attempt_log import OUTCOME_KINDS, read_attempt_log
@@ -53,8 +53,8 @@ def test_rows_of_a_call(
     """Each attempt has a row with the call's id, its number, start, duration, outcome and delay."""
     path = tmp_path / "attempts.jsonl"
     options = {"downstream": tarry.Downstream("payments")} if has_downstream else {}
-    monkeypatch.setattr(environment, "unix_time", environment.now)
-    started_ms = environment.unix_time() * 1000
+    monkeypatch.setattr(effects, "unix_time", effects.now)
+    started_ms = effects.unix_time() * 1000
 
     with listening(path):
         driver.run(clock, Dependency(clock, SLOW_FAILURE, SLOW_SUCCESS), **options)
@@ -86,7 +86,7 @@ def test_tune_reads_the_log(
     clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`tarry tune` reads the log: the attempts of each call, with their outcomes."""
-    monkeypatch.setattr(environment, "unix_time", environment.now)
+    monkeypatch.setattr(effects, "unix_time", effects.now)
     path = tmp_path / "attempts.jsonl"
     dependency = Dependency(clock, FAIL, SLOW_SUCCESS, OK)
 

@@ -19,9 +19,9 @@ from tarry.adapters.http.send import OriginRegistry, reject_unknown_arguments
 from tarry.core.checks import check_flag, require_extra
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import ResultNotAccepted
-from tarry.runtime import clocks, drivers
+from tarry.runtime import drivers, event_loops
 from tarry.runtime.call import RunningCall
-from tarry.runtime.clocks import environment  # clock, sleep and random numbers
+from tarry.runtime.effects import effects
 from tarry.wire import http
 
 with require_extra("tarry.adapters.aiohttp needs aiohttp 3.12 or later", "aiohttp"):
@@ -141,7 +141,7 @@ class RetryMiddleware:
             if type(error) is TimeoutError:  # other timeouts raise aiohttp's subclasses
                 # The session's total timeout has expired. It covers all attempts and waits, so no
                 # further attempt may start.
-                call.deadline = environment.now()
+                call.deadline = effects.now()
             raise
 
 
@@ -207,7 +207,7 @@ async def _release_connection(response: ClientResponse) -> bool:
     with suppress(aiohttp.ClientError):  # if reading fails, the connection is closed
         if messages.is_worth_draining(response.headers):
             body = DrainedBody()
-            with clocks.timeout(body.timeout):
+            with event_loops.timeout(body.timeout):
                 async for chunk in response.content.iter_any():
                     if not body.add(chunk):
                         break

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from tarry.errors import ConfigurationTypeError
 from tarry.runtime import deadlines
-from tarry.runtime.clocks import environment  # clock, sleep and random numbers
+from tarry.runtime.effects import effects
 from tarry.runtime.error_record import GivenUpCalls, current_given_up_calls
 from tarry.wire import http
 from tarry.wire.http import PROBLEM_MEDIA_TYPE, Problem
@@ -57,7 +57,7 @@ class OneRetryLayerMiddleware:
         values = [value for name, value in scope["headers"] if name.lower() == _DEADLINE_HEADER]
         header = values[0].decode("latin-1") if len(values) == 1 else ""
         seconds = http.parse_deadline_header(header)  # None if it is missing, repeated or invalid
-        deadline_handle = None if seconds is None else deadlines.enter(environment.now() + seconds)
+        deadline_handle = None if seconds is None else deadlines.enter(effects.now() + seconds)
         given_up_calls = GivenUpCalls()
         token = current_given_up_calls.set(given_up_calls)
         sender = _ResponseSender(send, given_up_calls, deadline_handle)

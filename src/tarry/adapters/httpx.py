@@ -21,7 +21,7 @@ from tarry.adapters.http import messages
 from tarry.adapters.http.messages import DrainedBody, HttpClientFunctions, RequestSnapshot
 from tarry.adapters.http.send import LRUCache, RequestSender, reject_unknown_arguments
 from tarry.core.outcome import PERMANENT, Kind, Outcome
-from tarry.runtime import clocks, deadlines
+from tarry.runtime import deadlines, event_loops
 from tarry.wire import http
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ async def _release_connection_async(response: Any) -> bool:
     with suppress(Exception):
         if messages.is_worth_draining(response.headers):
             body = DrainedBody()
-            with clocks.timeout(body.timeout):
+            with event_loops.timeout(body.timeout):
                 async for chunk in stream:
                     if not body.add(chunk):
                         break

@@ -13,7 +13,7 @@ from tarry.cli.output import attempt_result, console, print_text, table, time_un
 from tarry.cli.remote import connect
 from tarry.cli.tasks import print_explanation
 from tarry.client.errors import NotFinished, ServiceError, ServiceUnreachable
-from tarry.runtime.clocks import environment  # clock, sleep and random numbers
+from tarry.runtime.effects import effects
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -105,7 +105,7 @@ class TaskBoard:
 
         from tarry.client.api import FINISHED_STATUSES
 
-        deadline = environment.now() + _WATCH_TIMEOUT_S
+        deadline = effects.now() + _WATCH_TIMEOUT_S
         live = Live(console=console(), auto_refresh=False)
         with nullcontext() if self._as_lines else live:
             while True:
@@ -118,9 +118,9 @@ class TaskBoard:
                     for task in watched.values()
                 ):
                     return
-                if environment.now() > deadline:
+                if effects.now() > deadline:
                     raise NotFinished(f"the calls have not finished within {_WATCH_TIMEOUT_S:g} s")
-                environment.blocking_sleep(_POLL_INTERVAL_S, None)
+                effects.blocking_sleep(_POLL_INTERVAL_S, None)
 
     def _update(self) -> None:
         """Fetch all tasks, and the attempts made since the last update."""
@@ -138,7 +138,7 @@ class TaskBoard:
                         print_text(f"{call_name(path)}: {step.text}")
 
     def _table(self, watched: Mapping[str, RetryTask]) -> Table:
-        now = environment.unix_time()
+        now = effects.unix_time()
         rows: list[tuple[object, ...]] = []
         for path, task in watched.items():
             attempt = self._last_attempt_by_path.get(path)

@@ -15,7 +15,7 @@ from tarry.cli.output import print_json, print_list, print_result, time_since
 from tarry.cli.serve import ConfigOption, require_service_packages
 from tarry.client.errors import NotFound
 from tarry.errors import ConfigurationError
-from tarry.runtime.clocks import environment  # clock, sleep and random numbers
+from tarry.runtime.effects import effects
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -86,7 +86,7 @@ def list_(
     as_json: JsonOption = False,
 ) -> None:
     """List keys with their ids, including revoked keys. The keys themselves cannot be shown."""
-    now = environment.unix_time()
+    now = effects.unix_time()
 
     def to_row(fields: dict[str, Any]) -> tuple[object, ...]:
         *texts, created_at, revoked_at = fields.values()

@@ -31,7 +31,7 @@ from tarry.cli.remote import connect
 from tarry.client.errors import ServiceUnavailable, ServiceUnreachable
 from tarry.core.checks import check_one_of
 from tarry.errors import ConfigurationError
-from tarry.runtime.clocks import environment  # clock, sleep and random numbers
+from tarry.runtime.effects import effects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -243,7 +243,7 @@ def _format_quantiles(latency: LatencyStats | None) -> tuple[str, str, str]:
 
 
 def _print_downstream(downstream: DownstreamInfo) -> None:
-    now_s = environment.unix_time()
+    now_s = effects.unix_time()
     text = f"{downstream.lane} {downstream.state}, breaker {downstream.breaker}"
     if downstream.state == "PARKED" and downstream.parked_until is not None:
         text += f", parked until {output.time_until(downstream.parked_until, now_s)}"
@@ -432,14 +432,14 @@ def _quit_key() -> Generator[Callable[[float], bool]]:
 
 
 def _sleep(seconds: float) -> bool:
-    environment.blocking_sleep(seconds, None)
+    effects.blocking_sleep(seconds, None)
     return False
 
 
 def wait_for_quit(descriptor: int, seconds: float) -> bool:
     """Wait, and return whether q was pressed or the terminal was closed; True ends the wait."""
-    end = environment.now() + seconds
-    while (remaining := end - environment.now()) > 0:
+    end = effects.now() + seconds
+    while (remaining := end - effects.now()) > 0:
         readable, _, _ = select.select([descriptor], [], [], remaining)
         if readable:
             keys = os.read(descriptor, 1024)
@@ -457,11 +457,11 @@ def _snapshots(
     """
     is_quit = False
     while not is_quit:
-        started_at = environment.now()
+        started_at = effects.now()
         downstreams = sorted(islice(client.downstreams(), _MAX_DOWNSTREAMS), key=busiest_first)
         text = _fetch_metrics(server, api_key)
         has_counters = "retry_attempts_total" in text
-        now = environment.now()
+        now = effects.now()
         yield Snapshot(now, parse_metrics(text), downstreams, has_counters)
         is_quit = wait(max(REFRESH_INTERVAL_S, (now - started_at) * (1 / _MAX_REFRESH_LOAD - 1)))
 

@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from tarry.core.checks import check_positive
 from tarry.errors import ConfigurationError
-from tarry.runtime.clocks import environment  # clock, sleep and random numbers
+from tarry.runtime.effects import effects
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -100,7 +100,7 @@ def parse_time(option: str, text: str | None) -> float | None:
     if text is None:
         return None
     if _DURATION.fullmatch(text):
-        return environment.unix_time() - (parse_duration(option, text) or 0.0)
+        return effects.unix_time() - (parse_duration(option, text) or 0.0)
     try:
         return datetime.fromisoformat(text).astimezone().timestamp()
     except (ValueError, OverflowError, OSError):

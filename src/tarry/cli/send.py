@@ -15,7 +15,7 @@ from tarry.cli.remote import connect
 from tarry.client.errors import NotFinished
 from tarry.core.text import format_count
 from tarry.errors import ConfigurationError
-from tarry.runtime.clocks import environment  # clock, sleep and random numbers
+from tarry.runtime.effects import effects
 
 if TYPE_CHECKING:
     from tarry.wire.tasks import RetryTask, SecretReference
@@ -100,7 +100,7 @@ def send(
     with connect(server, api_key, option_by_field=_OPTION_BY_FIELD) as client:
         from tarry.client.api import FINISHED_STATUSES
 
-        started_at = environment.now()  # in monotonic seconds
+        started_at = effects.now()  # in monotonic seconds
         task = client.enqueue(
             url,
             body,
@@ -115,7 +115,7 @@ def send(
             callback_policy=callback_policy,
         )
         # The service may respond before `wait_s` has passed; the client then polls until it has.
-        remaining_s = 0.0 if wait_s is None else started_at + wait_s - environment.now()
+        remaining_s = 0.0 if wait_s is None else started_at + wait_s - effects.now()
         if task.status not in FINISHED_STATUSES and remaining_s > 0:
             try:
                 task = client.wait(task, remaining_s)

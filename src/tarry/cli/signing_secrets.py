@@ -17,7 +17,7 @@ from tarry.cli.options import (
 )
 from tarry.cli.remote import connect
 from tarry.core.checks import check_one_of
-from tarry.runtime.clocks import environment  # clock, sleep and random numbers
+from tarry.runtime.effects import effects
 
 if TYPE_CHECKING:
     from tarry.wire.tasks import SecretType, SigningSecret
@@ -78,7 +78,7 @@ def list_(
     """List the secrets that have not expired, newest first. The secrets cannot be shown."""
     with connect(server, api_key) as client:
         listed = client.signing_secrets()
-    now = environment.unix_time()
+    now = effects.unix_time()
 
     def to_row(secret: SigningSecret) -> tuple[object, ...]:
         created, expires = (

@@ -26,7 +26,7 @@ from tarry.client.errors import NotFound, ServiceUnreachable
 from tarry.core.checks import check_at_least, check_one_of
 from tarry.core.text import format_count, format_duration
 from tarry.errors import ConfigurationError
-from tarry.runtime.clocks import environment  # clock, sleep and random numbers
+from tarry.runtime.effects import effects
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -383,7 +383,7 @@ def _print_tasks(
     listed = list(islice(tasks, limit))
     if next(tasks, None) is not None:
         output.print_limit_note(limit)
-    now = environment.unix_time()
+    now = effects.unix_time()
 
     def to_row(task: RetryTask) -> tuple[object, ...]:
         target = f"{task.method} {task.target_url}"
@@ -408,7 +408,7 @@ def _last_result(task: RetryTask) -> str:
 
 
 def _properties(task: RetryTask) -> Iterable[tuple[str, object]]:
-    now = environment.unix_time()
+    now = effects.unix_time()
     version = "" if task.policy_version is None else f", version {task.policy_version}"
     properties: dict[str, object] = {
         "status": task.status,

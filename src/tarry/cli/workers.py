@@ -9,7 +9,7 @@ from tarry.cli import output
 from tarry.cli.options import DEFAULT_SERVER, ApiKeyOption, JsonOption, ServerOption
 from tarry.cli.remote import connect
 from tarry.core.text import format_duration
-from tarry.runtime.clocks import environment
+from tarry.runtime.effects import effects
 
 if TYPE_CHECKING:
     from tarry.wire.tasks import WorkerInfo
@@ -35,7 +35,7 @@ def workers(
     output.print_list(
         listed,
         _HEADINGS,
-        partial(_worker_row, environment.unix_time() * 1000),
+        partial(_worker_row, effects.unix_time() * 1000),
         as_json=as_json,
         cut_column="name",
     )

@@ -23,8 +23,8 @@ from tarry.core.hints import parse_retry_after
 from tarry.core.outcome import RETRYABLE_STATUSES
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError, TarryError, short_repr
-from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.runtime.deadlines import cap_at_deadline
+from tarry.runtime.effects import effects
 from tarry.wire import http
 from tarry.wire import tasks as wire
 from tarry.wire.policies import policy_to_request_json
@@ -105,7 +105,7 @@ class ClientRequest(msgspec.Struct, Generic[T], frozen=True):
     def to_error(self, response: httpx.Response) -> errors.ServiceError:
         """Return the error for an unsuccessful response."""
         header = response.headers.get("retry-after")
-        retry_after = None if header is None else parse_retry_after(header, environment.unix_time())
+        retry_after = None if header is None else parse_retry_after(header, effects.unix_time())
         return self.build_error(response.status_code, _parse_problem(response), retry_after)
 
     def build_error(
@@ -548,17 +548,17 @@ def _poll_until(
     `build_request` takes the seconds that the service may wait before it responds.
     """
     timeout_s = inf if timeout is None else options.to_seconds("timeout", timeout)
-    deadline = cap_at_deadline(environment.now() + timeout_s)
+    deadline = cap_at_deadline(effects.now() + timeout_s)
     delay: float | None = None  # of the latest pause
     pause_count = 0
     while True:
-        started_at = environment.now()
+        started_at = effects.now()
         wait_s = max(0.0, min(deadline - started_at - _LONG_POLL_MARGIN_S, _MAX_LONG_POLL_S))
         request = build_request(int(wait_s))
         resource: T = yield request
         if is_finished(resource):
             return resource
-        now = environment.now()
+        now = effects.now()
         remaining_s = deadline - now
         if remaining_s <= 0:
             status = getattr(resource, "status", None)
@@ -567,7 +567,7 @@ def _poll_until(
             continue
         pause_count += 1
         max_delay = _POLL_BACKOFF.ceiling(pause_count)  # before jitter
-        delay = _POLL_BACKOFF.delay(max_delay, delay, environment.draw_random())
+        delay = _POLL_BACKOFF.delay(max_delay, delay, effects.draw_random())
         yield min(delay, remaining_s)
 
 

@@ -21,12 +21,8 @@ from tarry.client.transport import (
 )
 from tarry.errors import TarryError
 from tarry.runtime import deadlines
-from tarry.runtime.clocks import (
-    environment,  # clock, sleep and random numbers
-    in_event_loop,
-    in_trio,
-    timeout,
-)
+from tarry.runtime.effects import effects
+from tarry.runtime.event_loops import in_event_loop, in_trio, timeout
 
 if TYPE_CHECKING:
     import asyncio
@@ -328,7 +324,7 @@ class Client:
             logger.warning("event stream lost, reconnecting, url=%s", self._config.url)
             # From now on, connecting is retried forever, because the service was reachable before.
             request = self._api.events("retry_forever")
-            environment.blocking_sleep(MAX_RECONNECT_DELAY_S * environment.draw_random(), None)
+            effects.blocking_sleep(MAX_RECONNECT_DELAY_S * effects.draw_random(), None)
 
     def workers(self) -> list[WorkerInfo]:
         """Return the processes of the service. With API keys, only the operator may do this."""
@@ -388,7 +384,7 @@ class Client:
             while True:
                 step = operation.send(response)
                 if isinstance(step, (float, int)):
-                    environment.blocking_sleep(step, None)
+                    effects.blocking_sleep(step, None)
                 else:
                     response = self._send(step)
         except StopIteration as stop:
@@ -679,7 +675,7 @@ class AsyncClient:
             while True:
                 step = operation.send(response)
                 if isinstance(step, (float, int)):
-                    await environment.async_sleep(step)
+                    await effects.async_sleep(step)
                 else:
                     response = await self._send(step)
         except StopIteration as stop:
@@ -718,7 +714,7 @@ class AsyncClient:
             logger.warning("event stream lost, reconnecting, url=%s", self._config.url)
             # From now on, connecting is retried forever, because the service was reachable before.
             request = self._api.events("retry_forever")
-            await environment.async_sleep(MAX_RECONNECT_DELAY_S * environment.draw_random())
+            await effects.async_sleep(MAX_RECONNECT_DELAY_S * effects.draw_random())
 
 
 def _new_event() -> AsyncEvent:

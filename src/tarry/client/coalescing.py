@@ -32,7 +32,7 @@ from tarry.client.errors import (
     ServiceUnreachable,
     TooManyRequests,
 )
-from tarry.runtime.clocks import environment  # clock, sleep and random numbers
+from tarry.runtime.effects import effects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -176,7 +176,7 @@ class Coalescer(Generic[EventT]):
                 taken_call = self._waiting.popleft()
                 taken_call.is_waiting = False
                 calls.append(taken_call)
-            call.sent_batch = batch = Batch(calls, environment.now())
+            call.sent_batch = batch = Batch(calls, effects.now())
             self._batches.append(batch)
             self._wake_first()
             return batch
@@ -240,7 +240,7 @@ class Coalescer(Generic[EventT]):
         """Return how long calls wait at most for requests in flight, or for callers to return."""
         if not self._batches and not self._returning:
             return 0.0
-        now = environment.now()
+        now = effects.now()
         if not self._batches:
             return max(0.0, self._return_deadline - now)
         slow_since = now - SLOW_REQUEST_S
@@ -255,7 +255,7 @@ class Coalescer(Generic[EventT]):
     def _end_request(self, batch: Batch[EventT]) -> None:
         if batch in self._batches:
             self._batches.remove(batch)
-        now = environment.now()
+        now = effects.now()
         if now >= self._return_deadline:
             self._returning.clear()  # callers that are cancelled, or whose event loop is closed
         self._return_deadline = now + MAX_RETURN_WAIT_S

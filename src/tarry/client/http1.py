@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import httpx
 
-from tarry.runtime.clocks import environment, in_trio  # environment: clock, sleep, random numbers
+from tarry.runtime.effects import effects
+from tarry.runtime.event_loops import in_trio
 
 if TYPE_CHECKING:
     import ssl
@@ -242,7 +243,7 @@ class Http1Transport(httpx.BaseTransport):
         if not can_reuse:
             connection.close()
             return
-        connection.idle_since = now = environment.now()
+        connection.idle_since = now = effects.now()
         self._idle.append(connection)
         with suppress(IndexError):  # another thread has taken the connections
             while len(self._idle) > MAX_IDLE_CONNECTIONS or self._idle[0].idle_since < (
@@ -260,7 +261,7 @@ class Http1Transport(httpx.BaseTransport):
         while self._idle:
             with suppress(IndexError):  # another thread has taken the last connection
                 connection = self._idle.pop()
-                is_fresh = connection.idle_since >= environment.now() - MAX_IDLE_S
+                is_fresh = connection.idle_since >= effects.now() - MAX_IDLE_S
                 if is_fresh and not is_readable(connection.socket):
                     return connection
                 connection.close()
@@ -397,7 +398,7 @@ class AsyncHttp1Transport(httpx.AsyncBaseTransport):
         if not can_reuse:
             connection.close()
             return
-        connection.idle_since = now = environment.now()
+        connection.idle_since = now = effects.now()
         self._idle.append(connection)
         while len(self._idle) > MAX_IDLE_CONNECTIONS or self._idle[0].idle_since < now - MAX_IDLE_S:
             self._idle.pop(0).close()
@@ -426,7 +427,7 @@ class AsyncHttp1Transport(httpx.AsyncBaseTransport):
         loop = asyncio.get_running_loop()
         while self._idle:
             connection = self._idle.pop()
-            is_fresh = connection.idle_since >= environment.now() - MAX_IDLE_S
+            is_fresh = connection.idle_since >= effects.now() - MAX_IDLE_S
             if is_fresh and connection.loop is loop and connection.is_reusable():
                 return connection
             connection.close()

@@ -24,8 +24,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tarry.core.policy import Policy
 from tarry.idempotency.store import MemoryStore, is_refusal
-from tarry.runtime.clocks import PerProcess, environment, in_trio  # environment: clock and sleep
 from tarry.runtime.downstream import internal_downstream
+from tarry.runtime.effects import effects
+from tarry.runtime.event_loops import in_trio
+from tarry.runtime.forks import PerProcess
 from tarry.runtime.retry import acall
 
 if TYPE_CHECKING:
@@ -299,7 +301,7 @@ class LeaseRenewer:
         leases = self._loop_leases
         if leases is None or leases.loop is not loop:
             leases = self._loop_leases = _LoopLeases(loop, self._lease_s)
-        leases.next_renewals[lease] = environment.now() + leases.interval_s
+        leases.next_renewals[lease] = effects.now() + leases.interval_s
         if not leases.is_timer_running:
             leases.is_timer_running = True
             start_background_task(leases.run_timer)
@@ -322,8 +324,8 @@ class _LoopLeases:
         try:
             while self.next_renewals:
                 # Twice per interval, so that a renewal is late by half an interval at most.
-                await environment.async_sleep(self.interval_s / 2)
-                now = environment.now()
+                await effects.async_sleep(self.interval_s / 2)
+                now = effects.now()
                 for lease, next_renewal in tuple(self.next_renewals.items()):
                     if next_renewal <= now:
                         self.next_renewals[lease] = inf
@@ -334,10 +336,10 @@ class _LoopLeases:
     async def _renew(self, lease: KeyLease) -> None:
         """Renew a lease; retry while the store fails."""
         while lease in self.next_renewals:
-            started_at = environment.now()
+            started_at = effects.now()
             renewed = await lease.renew()
             if renewed is None:
-                await environment.async_sleep(self._retry_delay_s)
+                await effects.async_sleep(self._retry_delay_s)
                 continue
             if renewed and lease in self.next_renewals:
                 self.next_renewals[lease] = started_at + self.interval_s

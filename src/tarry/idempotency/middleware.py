@@ -29,9 +29,9 @@ from tarry.idempotency.lease import KeyLease, LeaseContext, LeaseRenewer, run_wi
 from tarry.idempotency.request import KEY_HEADER
 from tarry.idempotency.responses import ProblemSender, Rejection, ResponseRecorder
 from tarry.idempotency.store import MemoryStore
-from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.runtime.config import check_not_async
 from tarry.runtime.derived_keys import GuardedRequest, current_request
+from tarry.runtime.effects import effects
 from tarry.wire.http import HOP_BY_HOP_HEADERS, Scope
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class IdempotencyMiddleware:
             if current_request.get() is guarded_request:
                 current_request.set(outer_request)
         # The response has been sent, so no client waits for the sweep.
-        if environment.draw_random() < _SWEEP_PROBABILITY:
+        if effects.draw_random() < _SWEEP_PROBABILITY:
             try:
                 await run_with_timeout(lambda: self._store.sweep(_SWEEP_LIMIT))
             except Exception:

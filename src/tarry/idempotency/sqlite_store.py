@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tarry.core.checks import check_positive
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 from tarry.idempotency.store import ExistingRecord, Record, decode_response, encode_headers
-from tarry.runtime.clocks import in_trio
 from tarry.runtime.downstream import internal_downstream
+from tarry.runtime.event_loops import in_trio
 from tarry.runtime.retry import call
 from tarry.runtime.sqlite import begin_write, is_busy_error
 

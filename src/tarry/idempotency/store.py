@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol, TypeAlias
 
 from tarry.core.checks import check_count
 from tarry.errors import LimitReached
-from tarry.runtime.clocks import environment  # clock, sleep and random numbers
+from tarry.runtime.effects import effects
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -189,7 +189,7 @@ class MemoryStore:
         Synchronous, and without the lock, because a finalizer may call this in a thread that holds
         the lock. The next call that acquires the lock applies the new `free_at`.
         """
-        self._pending_expiries.append((key, owner, (self._clock or environment.now)() + lease))
+        self._pending_expiries.append((key, owner, (self._clock or effects.now)() + lease))
 
     def claim_now(
         self,
@@ -272,7 +272,7 @@ class MemoryStore:
             if entry is not None and entry.owner == owner and entry.response is None:
                 entry.free_at = free_at
                 self._push(key, entry)
-        return (self._clock or environment.now)()
+        return (self._clock or effects.now)()
 
     async def extend(self, key: str, fingerprint: str, owner: str, lease: float) -> bool:
         """Extend the lease to `lease` seconds from now; see `IdempotencyStore`."""

@@ -18,9 +18,9 @@ from tarry.core.outcome import Kind
 from tarry.core.policy import UNLIMITED_ATTEMPTS
 from tarry.core.text import format_duration
 from tarry.core.verdict import CallRecord, CallState, Reason, Stop, Wait, forbids_outer_retry
-from tarry.runtime import clocks, deadlines
-from tarry.runtime.clocks import environment  # clock, sleep and random numbers
+from tarry.runtime import deadlines, event_loops
 from tarry.runtime.config import TIMEOUT, reject_awaitable
+from tarry.runtime.effects import effects
 from tarry.runtime.error_record import (
     RECORD_ATTRIBUTE,
     attach_record_and_note,
@@ -34,6 +34,7 @@ from tarry.runtime.events import (
     call_on_retry_async,
     stamp,
 )
+from tarry.runtime.process_settings import process_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,7 +80,7 @@ class RunningCall(Call):
         self, config: RetryConfig, started: float | None, deadline: float | None, record_number: int
     ) -> None:
         """Prepare a call; `started` is None if the call has no time limit and needs no clock."""
-        policy, test_limit = config.policy, environment.max_attempts
+        policy, test_limit = config.policy, process_settings.max_attempts
         if test_limit is not None and policy.max_attempts > test_limit:
             policy = policy.replace(max_attempts=test_limit)
         Call.__init__(self, policy, config.downstream, started or 0.0, deadline)
@@ -97,7 +98,7 @@ class RunningCall(Call):
     @classmethod
     def new(cls, config: RetryConfig) -> Self:
         """Return a new call that starts now."""
-        now = environment.now()
+        now = effects.now()
         if config.deadline is None:
             deadline = deadlines.current()
         else:
@@ -115,7 +116,7 @@ class RunningCall(Call):
 
     def begin_attempt(self) -> Attempt:
         """Begin the next attempt; if it is rejected, raise the last error or a `Rejected`."""
-        command = self.start(environment.now() if self._uses_clock else 0.0)
+        command = self.start(effects.now() if self._uses_clock else 0.0)
         # The error's traceback refers to this object: break the reference cycle.
         error, self._error = self._error, None
         if isinstance(command, Stop):
@@ -132,7 +133,7 @@ class RunningCall(Call):
         self._last_record_number = bus.last_record_number
         if bus.listeners or self._emits_events:
             if self.downstream is None:  # otherwise `start` has set it
-                self._attempt_started = environment.now()
+                self._attempt_started = effects.now()
             self._emit_started()
         return command
 
@@ -141,10 +142,10 @@ class RunningCall(Call):
         config = self.config
         try:
             if outcome is None:
-                classify = config.classify_error  # a direct call is slower: see `Environment`
+                classify = config.classify_error  # a direct call is slower: see `Effects`
                 outcome = classify(error, self._last_record_number)
-            now = environment.now() if self._uses_clock else 0.0
-            random_number = (config.draw_random or environment.draw_random)()
+            now = effects.now() if self._uses_clock else 0.0
+            random_number = (config.draw_random or effects.draw_random)()
             detail = type(error).__name__
             counted_outcome = outcome
             if outcome.kind is Kind.PERMANENT and _is_own_timeout(error):
@@ -183,7 +184,7 @@ class RunningCall(Call):
     def _are_retries_off(self) -> bool:
         """Whether `tarry.set_active(False)`, and not the policy, limits the call to one attempt."""
         is_limited = self.policy.max_attempts == 1 and self.policy is not self.config.policy
-        return is_limited and not environment.is_active
+        return is_limited and not process_settings.is_active
 
     def _is_stopped(
         self, stop: Callable[[CallState], bool], wait: Wait, error: Exception, now: float
@@ -211,8 +212,8 @@ class RunningCall(Call):
             outcome = classify_result(result)
         if outcome is not None:
             if outcome.kind is Kind.PERMANENT:
-                random_number = (self.config.draw_random or environment.draw_random)()
-                verdict = self.record_failure(outcome, environment.now(), random_number)
+                random_number = (self.config.draw_random or effects.draw_random)()
+                verdict = self.record_failure(outcome, effects.now(), random_number)
                 if isinstance(verdict, Stop):
                     self._append_to_recordings(verdict)
                     if bus.listeners or self._emits_events:
@@ -223,8 +224,8 @@ class RunningCall(Call):
             if outcome.kind is not Kind.SUCCESS:
                 return self._reject_result(result, outcome)
         if self.downstream is not None:
-            random_number = (self.config.draw_random or environment.draw_random)()
-            self.record_success(environment.now(), random_number)
+            random_number = (self.config.draw_random or effects.draw_random)()
+            self.record_success(effects.now(), random_number)
         if _get_scope() is not None:  # without a scope, no block records its calls
             self._append_to_recordings(None)
         if bus.listeners or self._emits_events:
@@ -262,7 +263,7 @@ class RunningCall(Call):
         """Release the permit that the downstream gave the running attempt, before a raise."""
         if self.downstream is not None:
             try:
-                self.cancel_attempt(environment.now())
+                self.cancel_attempt(effects.now())
             finally:
                 self.forget_attempt()
 
@@ -277,19 +278,19 @@ class RunningCall(Call):
 
     def wait_for_limiter(self, attempt: Attempt) -> Attempt:
         """Block until an attempt that a rate limiter delays can be sent; return it."""
-        while step := self.next_delay_step(environment.now()):
+        while step := self.next_delay_step(effects.now()):
             blocking_wait(self.config, step, None)
         return attempt if attempt.timeout is None else self.delayed_attempt()
 
     async def async_wait_for_limiter(self, attempt: Attempt) -> Attempt:
         """Like `wait_for_limiter`, but sleep on the event loop instead of blocking."""
-        while step := self.next_delay_step(environment.now()):
-            await environment.async_sleep(step)
+        while step := self.next_delay_step(effects.now()):
+            await effects.async_sleep(step)
         return attempt if attempt.timeout is None else self.delayed_attempt()
 
     def wait(self) -> None:
         """Block until the next attempt is due."""
-        wait_started = environment.now() if self._emits_events else None
+        wait_started = effects.now() if self._emits_events else None
         try:
             if self.config.on_retry is not None:
                 call_on_retry(self.config.on_retry, self._will_wait_event())
@@ -304,12 +305,12 @@ class RunningCall(Call):
 
     async def async_wait(self) -> None:
         """Like `wait`, but sleep on the event loop instead of blocking."""
-        wait_started = environment.now() if self._emits_events else None
+        wait_started = effects.now() if self._emits_events else None
         try:
             if self.config.on_retry is not None:
                 await call_on_retry_async(self.config.on_retry, self._will_wait_event())
             if self._wait.delay > 0:
-                await environment.async_sleep(self._wait.delay)
+                await effects.async_sleep(self._wait.delay)
         except BaseException:
             self._abandon_wait()
             raise
@@ -320,7 +321,7 @@ class RunningCall(Call):
         """Refund the cost of the retry that will not be made."""
         self._error = None
         if self.downstream is not None:
-            self.refund_retry(environment.now())
+            self.refund_retry(effects.now())
 
     def _append_to_recordings(self, stop: Stop | None) -> None:
         """Add the record of this call, which has ended, to the blocks that record their calls."""
@@ -387,7 +388,7 @@ class RunningCall(Call):
     def _attempt_duration(self) -> float | None:
         """Return how long the attempt took; None if its start was not measured."""
         started: float | None = getattr(self, "_attempt_started", None)
-        return None if started is None else max(0.0, environment.now() - started)
+        return None if started is None else max(0.0, effects.now() - started)
 
     def _emit(self, event: Event, *, is_logged: bool = True) -> None:
         """Pass an event to the downstream's listener, or else to the log and all listeners."""
@@ -431,7 +432,7 @@ class RunningCall(Call):
     def _emit_waited(self, wait_started: float) -> None:
         import tarry.core.events as event
 
-        slept = environment.now() - wait_started
+        slept = effects.now() - wait_started
         self._emit(event.Waited(*self._wait_fields, slept, detail=self._last_detail))
 
     @property
@@ -483,7 +484,7 @@ def decide_after_first_failure(
     if (
         not bus.listeners
         and config.on_retry is None
-        and environment.max_attempts is None
+        and process_settings.max_attempts is None
         and not is_log_enabled(LOG_WARNING)
     ):
         classify = config.classify_error
@@ -493,7 +494,7 @@ def decide_after_first_failure(
         if state is None:
             config.state_after_one_attempt = state = RunningCall(config, None, None, 0)
             state.attempts = 1
-        random_number = (config.draw_random or environment.draw_random)()
+        random_number = (config.draw_random or effects.draw_random)()
         verdict = decide(config.policy, state, outcome, 0.0, random_number)
         if isinstance(verdict, Wait):
             return outcome, type(error).__name__, verdict
@@ -512,10 +513,10 @@ def blocking_wait(config: RetryConfig, delay: float, error: Exception | None) ->
     if delay > 0:
         is_allowed = config.allows_blocking
         if is_allowed is None:
-            is_allowed = environment.allows_blocking
-        if not is_allowed and clocks.in_event_loop():
+            is_allowed = process_settings.allows_blocking
+        if not is_allowed and event_loops.in_event_loop():
             _raise_instead_of_wait(config, delay, error)
-        sleep = environment.blocking_sleep
+        sleep = effects.blocking_sleep
         sleep(delay, config.cancel)
     if config.cancel is not None and config.cancel.cancelled:
         msg = f"{config.operation}: cancelled while waiting for the next attempt"

@@ -18,9 +18,10 @@ from tarry.core.outcome import PERMANENT, SUCCESS, TRANSIENT, Kind, Outcome
 from tarry.core.policy import POLICY_FIELDS, PRESETS, UNLIMITED_ATTEMPTS, Policy
 from tarry.core.text import suggest
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
-from tarry.runtime.clocks import CancelToken, check_blocking
+from tarry.runtime.effects import CancelToken
 from tarry.runtime.error_record import RECORD_ATTRIBUTE, has_record_since
 from tarry.runtime.events import log_listener_for
+from tarry.runtime.process_settings import check_blocking
 
 if TYPE_CHECKING:
     import logging
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from tarry.core.events import WillWait
     from tarry.core.policy import Random
     from tarry.core.verdict import CallState
-    from tarry.runtime.clocks import Blocking
     from tarry.runtime.downstream import Downstream
+    from tarry.runtime.process_settings import Blocking
 
 On: TypeAlias = (
     type[Exception]

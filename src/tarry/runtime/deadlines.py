@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
 
 from tarry.core.checks import check_number, to_seconds
-from tarry.runtime.clocks import environment  # clock, sleep and random numbers
+from tarry.runtime.effects import effects
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -108,7 +108,7 @@ def deadline(seconds: Seconds) -> Generator[None]:
 
     If a deadline outside the block is earlier, it still applies.
     """
-    handle = enter(environment.now() + check_number("seconds", to_seconds(seconds)))
+    handle = enter(effects.now() + check_number("seconds", to_seconds(seconds)))
     try:
         yield
     finally:
@@ -118,7 +118,7 @@ def deadline(seconds: Seconds) -> Generator[None]:
 def remaining() -> float | None:
     """Return the seconds until the current deadline, at least 0; None without a deadline."""
     moment = current()
-    return None if moment is None else max(0.0, moment - environment.now())
+    return None if moment is None else max(0.0, moment - effects.now())
 
 
 def _without_scope(handle: object, scope: DeadlineScope | None) -> DeadlineScope | None:

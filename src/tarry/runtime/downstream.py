@@ -16,9 +16,10 @@ from tarry.core.checks import check_ratio, reject_unknown_arguments
 from tarry.core.downstream import Downstream as CoreDownstream
 from tarry.core.outcome import SUCCESS, Kind
 from tarry.errors import ConfigurationError, ConfigurationTypeError, ResultNotAccepted
-from tarry.runtime.clocks import after_fork, environment  # environment: clock, sleep, random
+from tarry.runtime.effects import effects
 from tarry.runtime.error_record import RECORD_ATTRIBUTE
 from tarry.runtime.events import bus
+from tarry.runtime.forks import after_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,7 +130,7 @@ class LockedDownstream(CoreDownstream):
 
         def count_success(permit: int, started: float, ended: float) -> None:
             if breaker is not None and not breaker.can_count_success:
-                self.record(permit, SUCCESS, ended - started, ended, environment.draw_random())
+                self.record(permit, SUCCESS, ended - started, ended, effects.draw_random())
                 return
             append((permit, started, ended))
             if len(successes) > limit:
@@ -146,7 +147,7 @@ class LockedDownstream(CoreDownstream):
             permit, started, ended = successes.popleft()
             # False if the success may change the breaker's state or a limiter.
             if not self.try_record_success(permit, ended - started, ended):
-                super().record(permit, SUCCESS, ended - started, ended, environment.draw_random())
+                super().record(permit, SUCCESS, ended - started, ended, effects.draw_random())
 
     def record(
         self,
@@ -277,7 +278,7 @@ class LockedDownstream(CoreDownstream):
             if bus.is_observed():
                 emit = self.listener or bus.emit
                 states = transition.before, transition.after
-                now = environment.unix_time()
+                now = effects.unix_time()
                 emit(BreakerStateChanged("", self.name, *states, time=now))
 
 
@@ -325,7 +326,7 @@ class Downstream(LockedDownstream):
         """The retry budget's balance; None without a budget."""
         with self._lock:
             self._count_successes_locked()
-            return None if self.budget is None else self.budget.balance(environment.now())
+            return None if self.budget is None else self.budget.balance(effects.now())
 
     def quantile(self, q: float) -> float | None:
         """Return the quantile `q` (0 to 1) of the latest durations in seconds; None without any."""

@@ -14,7 +14,7 @@ from functools import WRAPPER_ASSIGNMENTS, wraps
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from tarry.core.outcome import SUCCESS
-from tarry.runtime import clocks, deadlines
+from tarry.runtime import deadlines, event_loops
 from tarry.runtime.call import (
     RunningCall,
     blocking_wait,
@@ -22,9 +22,9 @@ from tarry.runtime.call import (
     fallback_result,
     fallback_result_async,
 )
-from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.runtime.config import NO_FALLBACK
 from tarry.runtime.deadlines import SECOND_ATTEMPT
+from tarry.runtime.effects import effects
 from tarry.runtime.events import bus
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _wrap_without_downstream_async(
             if decision is None:
                 raise
             if isinstance(decision, tuple) and decision[2].delay > 0:
-                await environment.async_sleep(decision[2].delay)
+                await effects.async_sleep(decision[2].delay)
         if isinstance(decision, tuple):
             last_record_number = bus.last_record_number
             try:
@@ -184,7 +184,7 @@ def _wrap_with_downstream(
         permit = 0 if breaker is None else breaker.permit_if_closed
         if permit is None or bus.listeners or _get_deadline_scope() is not None:
             return drive(RunningCall.new(config), fn, args, kwargs)
-        last_record_number, clock = bus.last_record_number, environment.now
+        last_record_number, clock = bus.last_record_number, effects.now
         started = clock()
         try:
             # Passing an empty **kwargs would still build a dict.
@@ -220,7 +220,7 @@ def _wrap_with_downstream_async(
         permit = 0 if breaker is None else breaker.permit_if_closed
         if permit is None or bus.listeners or _get_deadline_scope() is not None:
             return await drive_async(RunningCall.new(config), fn, args, kwargs)
-        last_record_number, clock = bus.last_record_number, environment.now
+        last_record_number, clock = bus.last_record_number, effects.now
         started = clock()
         try:
             result = await first(*args, **kwargs) if kwargs else await first(*args)
@@ -348,7 +348,7 @@ def _call_in_scope(
 ) -> T:
     """Make an attempt in a new scope: in a thread, if the policy has an attempt timeout."""
     timeout = attempt.timeout
-    moment = None if timeout is None else environment.now() + timeout
+    moment = None if timeout is None else effects.now() + timeout
     scope_handle = deadlines.enter(moment, attempt.number)
     try:
         if timeout is None or running.policy.attempt_timeout is None:
@@ -365,12 +365,12 @@ async def _call_in_scope_async(
     running: RunningCall, attempt: Attempt, fn: AsyncFunction[T], args: Args, kwargs: Kwargs
 ) -> T:
     timeout = attempt.timeout
-    moment = None if timeout is None else environment.now() + timeout
+    moment = None if timeout is None else effects.now() + timeout
     scope_handle = deadlines.enter(moment, attempt.number)
     try:
         if timeout is None:
             return await fn(*args, **kwargs)
-        with clocks.timeout(timeout):
+        with event_loops.timeout(timeout):
             return await fn(*args, **kwargs)
     finally:
         deadlines.leave(scope_handle)

@@ -14,11 +14,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from tarry.errors import ConfigurationTypeError
-from tarry.runtime.clocks import (  # environment: clock, sleep, random
-    PerProcess,
-    around_fork,
-    environment,
-)
+from tarry.runtime.effects import effects
+from tarry.runtime.forks import PerProcess, around_fork
 
 if TYPE_CHECKING:
     from tarry.core.events import Event
@@ -135,7 +132,7 @@ class EventBus:
 def stamp(event: E, call_id: str) -> E:
     """Set the id of the call and the time of a new event, which no listener has got yet."""
     object.__setattr__(event, "call_id", call_id)
-    object.__setattr__(event, "time", environment.unix_time())
+    object.__setattr__(event, "time", effects.unix_time())
     return event
 
 

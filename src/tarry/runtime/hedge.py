@@ -25,10 +25,11 @@ from tarry.runtime.call import (
     gave_up_event,
     rejection_error,
 )
-from tarry.runtime.clocks import PerProcess, environment  # environment: clock, sleep, random
 from tarry.runtime.downstream import Downstream
+from tarry.runtime.effects import effects
 from tarry.runtime.error_record import attach_record_and_note
 from tarry.runtime.events import bus, stamp
+from tarry.runtime.forks import PerProcess
 from tarry.runtime.parallel import TaskCopies, ThreadCopies
 
 if TYPE_CHECKING:
@@ -319,7 +320,7 @@ class RunningHedgedCall:
     def seconds_to_wait(self) -> float | None:
         """Return the seconds until the next copy is due or the deadline passes; None if neither."""
         moments = [m for m in (self._call.next_hedge_at, self._deadline) if m is not None]
-        return max(0.0, min(moments) - environment.now()) if moments else None
+        return max(0.0, min(moments) - effects.now()) if moments else None
 
     def on_timeout(self) -> Attempt | None:
         """Return the next copy to start, if one is due and allowed; raise if the call must end."""
@@ -351,7 +352,7 @@ class RunningHedgedCall:
             if outcome is None:
                 outcome = self._classify_error(error, self._last_record_number)
             self._detail = outcome.detail
-            now, random_number = environment.now(), environment.draw_random()
+            now, random_number = effects.now(), effects.draw_random()
             command = self._call.record_failure(finished.number, outcome, now, random_number)
             self._downstream.keep_last_error(error, outcome)
             if isinstance(command, Stop):
@@ -369,9 +370,9 @@ class RunningHedgedCall:
         self._error = None  # its traceback refers to self: break the reference cycle
         is_success = outcome.kind is Kind.SUCCESS
         if is_success:
-            self._call.record_success(number, environment.now(), environment.draw_random())
+            self._call.record_success(number, effects.now(), effects.draw_random())
         else:
-            self._call.cancel(environment.now())  # such as a 404: not the dependency's failure
+            self._call.cancel(effects.now())  # such as a 404: not the dependency's failure
         stop = None if is_success else Stop(Reason.PERMANENT)
         self._append_to_recordings(stop)
         # Without listeners, the log needs no event if the first copy returned the result.
@@ -385,7 +386,7 @@ class RunningHedgedCall:
 
     def record_not_started(self, number: int) -> None:
         """Record that no thread could be started for a copy; raise if no other copy runs."""
-        if not self._call.record_unsent(number, environment.now()):
+        if not self._call.record_unsent(number, effects.now()):
             self._raise_final_error(Stop(Reason.LIMIT))
 
     def discard_error(self) -> None:
@@ -395,7 +396,7 @@ class RunningHedgedCall:
     def abort(self) -> None:
         """Release the permits of the copies that still run."""
         try:
-            self._call.cancel(environment.now())
+            self._call.cancel(effects.now())
         finally:
             self._call.forget_attempts()
 
@@ -416,7 +417,7 @@ class RunningHedgedCall:
 
     def _now_before_deadline(self) -> float:
         """Return the current time; raise if the deadline has passed."""
-        now = environment.now()
+        now = effects.now()
         if self._deadline is not None and now >= self._deadline:
             error = errors.DeadlineExceeded(f"{self._operation}: the deadline has passed")
             self._record_give_up(Stop(Reason.DEADLINE), error)

@@ -14,8 +14,9 @@ from queue import Empty, Queue
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tarry.errors import ConfigurationError, LimitReached
-from tarry.runtime import clocks
-from tarry.runtime.clocks import PerProcess, environment  # environment: clock, sleep, random
+from tarry.runtime import event_loops
+from tarry.runtime.effects import effects
+from tarry.runtime.forks import PerProcess
 
 if TYPE_CHECKING:
     import asyncio
@@ -131,7 +132,7 @@ class ThreadCopies(Generic[T]):
     def _run(self, slots: _ThreadSlots, slot: object, number: int, delay: float) -> None:
         try:
             if delay:
-                environment.blocking_sleep(delay, None)
+                effects.blocking_sleep(delay, None)
                 if self._is_closed:
                     return
             finished = FinishedCopy(number, self._fn(number), None)
@@ -218,7 +219,7 @@ class TaskCopies(Generic[T]):
 
     async def __aenter__(self) -> Self:
         """Open a nursery if the event loop is trio's."""
-        if clocks.in_trio():
+        if event_loops.in_trio():
             import trio
 
             manager = trio.open_nursery()
@@ -266,9 +267,9 @@ class TaskCopies(Generic[T]):
         """Return the next copy that finishes; None if that takes longer than `timeout` seconds."""
         if timeout is None:
             return await self._wait_for_finished()
-        with clocks.timeout(timeout):
+        with event_loops.timeout(timeout):
             return await self._wait_for_finished()
-        return None  # reached only if the timeout has expired: see `clocks.timeout`
+        return None  # reached only if the timeout has expired: see `event_loops.timeout`
 
     async def _wait_for_finished(self) -> FinishedCopy[T]:
         while not self._finished:
@@ -279,7 +280,7 @@ class TaskCopies(Generic[T]):
     async def _run(self, number: int, delay: float) -> None:
         try:
             if delay:
-                await environment.async_sleep(delay)
+                await effects.async_sleep(delay)
             finished = FinishedCopy(number, await self._fn(number), None)
         except self._uncaught_error:  # the nursery handles the cancellation
             raise

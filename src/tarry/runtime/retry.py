@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 
 from tarry.core.outcome import outcome_of_exception
 from tarry.errors import ConfigurationError, ConfigurationTypeError
-from tarry.runtime import clocks, deadlines, drivers
+from tarry.runtime import deadlines, drivers, event_loops
 from tarry.runtime.call import (
     RunningBlockCall,
     RunningCall,
 )
-from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.runtime.config import (
     ASYNC_GENERATOR,
     CANCEL_IN_COROUTINE_MESSAGE,
@@ -37,6 +36,7 @@ from tarry.runtime.config import (
     operation_of,
     reject_unknown_options,
 )
+from tarry.runtime.effects import effects
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -48,9 +48,10 @@ if TYPE_CHECKING:
     from tarry.core.outcome import Outcome
     from tarry.core.policy import Policy, Random
     from tarry.core.verdict import Attempt, CallState
-    from tarry.runtime.clocks import Blocking, CancelToken
     from tarry.runtime.config import AsyncOn, On, OnRetry
     from tarry.runtime.downstream import Downstream
+    from tarry.runtime.effects import CancelToken
+    from tarry.runtime.process_settings import Blocking
 
     class RetryOptions(TypedDict, total=False):
         """The arguments of `retry`."""
@@ -456,10 +457,10 @@ class AttemptContext:
         self._call = running_call
         self._attempt = attempt
         self._deadline_handle: object = None
-        self._ends_at = None if attempt.timeout is None else environment.now() + attempt.timeout
+        self._ends_at = None if attempt.timeout is None else effects.now() + attempt.timeout
         self._timeout_scope: AbstractContextManager[None] | None = None
         if in_event_loop and attempt.timeout is not None:
-            self._timeout_scope = clocks.timeout(attempt.timeout)
+            self._timeout_scope = event_loops.timeout(attempt.timeout)
         self._result: object = _NO_RESULT
         self.was_entered: bool = False
         self.is_last: bool | None = None

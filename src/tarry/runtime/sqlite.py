@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from tarry.runtime.clocks import system_now, system_sleep
+from tarry.runtime.effects import system_now, system_sleep
 
 _PAUSE_S = 0.000_2
 """The pause between two tries to acquire the write lock: 4 % of a core while a process waits. If

@@ -14,7 +14,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from tarry.errors import ConfigurationError, MissingExtra
-from tarry.runtime.clocks import environment  # the clocks and the random source
+from tarry.runtime.effects import effects
 
 try:
     from uuid_utils import uuid7
@@ -168,7 +168,7 @@ class Service:
             guard = Guard([*settings.allow_target, *token_hosts], dev=settings.dev)
             self._token_client = HttpDeliveryClient(guard, proxy=proxy, ca_file=ca_file)
         self._secrets = SecretResolver(
-            [_build_secret(each, self._token_client) for each in settings.secrets], environment.now
+            [_build_secret(each, self._token_client) for each in settings.secrets], effects.now
         )
         self.store: Store = make_store(
             settings.store,
@@ -183,12 +183,12 @@ class Service:
             encrypt=codec.encrypt_body,
             decrypt=codec.decrypt_body,
         )
-        clock = StoreClock(environment.now)  # epoch ms of the store, from monotonic seconds
+        clock = StoreClock(effects.now)  # epoch ms of the store, from monotonic seconds
         signers = SignerCache(
             self.store,
             clock.now_ms,
             codec.decrypt_secret,
-            environment.unix_time,
+            effects.unix_time,
             fallback=Signer(settings.signing_secrets) if settings.signing_secrets else None,
             fallback_tenant=None if settings.share_signing_secrets else DEFAULT_TENANT,
         )
@@ -212,13 +212,13 @@ class Service:
         host_name = socket.gethostname()
         worker = f"{host_name}-{os.getpid()}-{secrets.token_hex(4)}"
         self.metrics: Metrics = Metrics(lanes)
-        self._store_values = StoreValuesCache(self.store, environment.now)
+        self._store_values = StoreValuesCache(self.store, effects.now)
         self._refreshing: asyncio.Task[None] | None = None
-        health = Health(environment.now)
+        health = Health(effects.now)
         self._tracer: AttemptTracer | None = None
         if settings.traces == "otlp":
             self._tracer = AttemptTracer.with_otlp_exporter(
-                version=version("tarry"), instance=worker, unix_time=environment.unix_time
+                version=version("tarry"), instance=worker, unix_time=effects.unix_time
             )
         self.engine: Engine = Engine(
             EngineContext(
@@ -235,7 +235,7 @@ class Service:
                     health,
                     (ADDING, DATA),
                     partial(check_partitions, self.store, health),
-                    environment.now,
+                    effects.now,
                     interval_s=_STORE_CHECK_INTERVAL_S,
                     failing_interval_s=_STORE_CHECK_INTERVAL_S,
                 ),
@@ -243,7 +243,7 @@ class Service:
                     health,
                     (BODY_STORE,),
                     body_store.check,
-                    environment.now,
+                    effects.now,
                     interval_s=_BODY_STORE_CHECK_INTERVAL_S,
                     failing_interval_s=_FAILING_BODY_STORE_CHECK_INTERVAL_S,
                 ),
@@ -261,8 +261,8 @@ class Service:
                 limits=limits,
                 retention=Retention(settings.keep_succeeded_ms, settings.keep_dead_ms),
                 task_finder=TaskFinder(self.store, codec),
-                draw=environment.draw_random,
-                unix_time=environment.unix_time,
+                draw=effects.draw_random,
+                unix_time=effects.unix_time,
                 unpack=codec.unpack,
                 read_body=body_store.read,
                 delete_bodies=body_store.delete,
@@ -285,7 +285,7 @@ class Service:
                 codec=codec,
                 target_guard=target_guard,
                 new_id=_new_id,
-                monotonic=environment.now,
+                monotonic=effects.now,
                 render_metrics=self._render_metrics,
                 require_api_keys=require_api_keys,
                 operator_tenant=settings.operator,
@@ -317,7 +317,7 @@ class Service:
     def begin_shutdown(self) -> None:
         """Start no more attempts, and end waits for a result (`Prefer: wait`) and event streams."""
         if self._drain_deadline is None:
-            self._drain_deadline = environment.now() + self.settings.drain_ms / 1000
+            self._drain_deadline = effects.now() + self.settings.drain_ms / 1000
         self.engine.stop_starting_attempts()
         self.api.close()
 
@@ -340,7 +340,7 @@ class Service:
 
     def _remaining_drain_s(self) -> float:
         assert self._drain_deadline is not None  # noqa: S101 - set by `begin_shutdown`
-        return max(0.0, self._drain_deadline - environment.now())
+        return max(0.0, self._drain_deadline - effects.now())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI scope: a request, or the lifespan of the server."""
@@ -532,7 +532,7 @@ async def _delete_unreferenced(body_store: BodyStore, store: Store) -> int:
     async def task_exists(tenant: str, task_id: str) -> bool:
         return await store.get_task(tenant, task_id) is not None
 
-    return await body_store.delete_unreferenced(task_exists, environment.unix_time(), limit=100)
+    return await body_store.delete_unreferenced(task_exists, effects.unix_time(), limit=100)
 
 
 def _new_id() -> str:

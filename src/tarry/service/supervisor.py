@@ -20,7 +20,7 @@ import socket
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from tarry.runtime.clocks import environment
+from tarry.runtime.effects import effects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -154,7 +154,7 @@ class Supervisor:
                     break
                 for process in self._processes:
                     restart_at = process.restart_at
-                    if restart_at is None or is_stopping or environment.now() < restart_at:
+                    if restart_at is None or is_stopping or effects.now() < restart_at:
                         continue
                     if self._start(process):
                         return process
@@ -165,7 +165,7 @@ class Supervisor:
     def _start(self, process: SupervisedProcess) -> bool:
         """Start a process; return True in the new process, False in the supervisor."""
         process.restart_at, process.is_ready = None, False
-        process.started_at = environment.now()
+        process.started_at = effects.now()
         if not process.listeners:
             try:
                 self._open_listeners_of(process)
@@ -195,7 +195,7 @@ class Supervisor:
     def _wait(self, wakeup: socket.socket) -> None:
         """Wait for a signal, for a process that becomes ready, or for the time of a restart."""
         times = [each.restart_at for each in self._processes if each.restart_at is not None]
-        timeout = max(0.0, min(times) - environment.now()) if times else None
+        timeout = max(0.0, min(times) - effects.now()) if times else None
         with selectors.DefaultSelector() as selector:
             selector.register(wakeup, selectors.EVENT_READ)
             for process in self._processes:
@@ -255,7 +255,7 @@ class Supervisor:
             self._schedule_restart(process, f"pid={pid}, {cause}")
 
     def _schedule_restart(self, process: SupervisedProcess, cause: str) -> None:
-        now = environment.now()
+        now = effects.now()
         is_early = now - process.started_at < _EARLY_EXIT_S
         process.early_exits = process.early_exits + 1 if is_early else 1
         delay_s = restart_delay_s(process.early_exits)

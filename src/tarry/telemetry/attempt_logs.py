@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from tarry.core.checks import check_count
 from tarry.core.events import AttemptFailed, Succeeded
 from tarry.core.outcome import Kind
-from tarry.runtime.clocks import PerProcess
+from tarry.runtime.forks import PerProcess
 
 try:
     import fcntl

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from tarry.core.checks import check_count, check_number, require_extra
 from tarry.errors import ConfigurationError
-from tarry.runtime.clocks import environment  # clock, sleep and random numbers
+from tarry.runtime.effects import effects
 from tarry.runtime.events import bus
+from tarry.runtime.process_settings import process_settings
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterable
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from trio.testing import MockClock
 
     from tarry.core.events import Event
-    from tarry.runtime.clocks import CancelToken
+    from tarry.runtime.effects import CancelToken
 
 __all__ = ["VirtualClock", "capped_attempts", "captured_events", "no_wait", "scripted_random"]
 
@@ -33,23 +34,23 @@ Ts = TypeVarTuple("Ts")
 @contextmanager
 def no_wait() -> Generator[None]:
     """Make every wait return at once. Decisions, and the delays in events, do not change."""
-    previous = environment.blocking_sleep, environment.async_sleep
-    environment.blocking_sleep, environment.async_sleep = _no_sleep, _no_async_sleep
+    previous = effects.blocking_sleep, effects.async_sleep
+    effects.blocking_sleep, effects.async_sleep = _no_sleep, _no_async_sleep
     try:
         yield
     finally:
-        environment.blocking_sleep, environment.async_sleep = previous
+        effects.blocking_sleep, effects.async_sleep = previous
 
 
 @contextmanager
 def capped_attempts(max_attempts: int) -> Generator[None]:
     """Limit every call to `max_attempts` attempts."""
-    previous = environment.max_attempts
-    environment.max_attempts = check_count("max_attempts", max_attempts)
+    previous = process_settings.max_attempts
+    process_settings.max_attempts = check_count("max_attempts", max_attempts)
     try:
         yield
     finally:
-        environment.max_attempts = previous
+        process_settings.max_attempts = previous
 
 
 @contextmanager
@@ -63,12 +64,12 @@ def scripted_random(numbers: Iterable[float]) -> Generator[None]:
     def draw() -> float:
         return script.pop() if len(script) > 1 else script[0]
 
-    previous = environment.draw_random
-    environment.draw_random = draw
+    previous = effects.draw_random
+    effects.draw_random = draw
     try:
         yield
     finally:
-        environment.draw_random = previous
+        effects.draw_random = previous
 
 
 @contextmanager
@@ -100,7 +101,7 @@ class VirtualClock:
     """
 
     def __init__(self, start: float | None = None) -> None:
-        self._now = environment.now() if start is None else check_number("start", start)
+        self._now = effects.now() if start is None else check_number("start", start)
         self._started = self._now
         self._previous: tuple[Any, ...] = ()
         self._trio: MockClock | None = None
@@ -125,8 +126,8 @@ class VirtualClock:
             self._trio.jump(seconds)
 
     def __enter__(self) -> Self:
-        self._previous = environment.now, environment.blocking_sleep
-        environment.now, environment.blocking_sleep = self.now, self._sleep
+        self._previous = effects.now, effects.blocking_sleep
+        effects.now, effects.blocking_sleep = self.now, self._sleep
         return self
 
     def __exit__(
@@ -135,7 +136,7 @@ class VirtualClock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        environment.now, environment.blocking_sleep = self._previous
+        effects.now, effects.blocking_sleep = self._previous
 
     def run(self, main: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
         """Run a coroutine function with these arguments on asyncio in virtual time."""

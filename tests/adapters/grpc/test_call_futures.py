@@ -13,7 +13,7 @@ import pytest
 import tarry
 from tarry import Policy, Reason
 from tarry.adapters.grpc import RetryInterceptor
-from tarry.runtime.clocks import environment
+from tarry.runtime.effects import effects
 from tarry.testing import captured_events
 from tests.adapters.grpc.fake_service import (
     CHARGE,
@@ -174,7 +174,7 @@ def test_cancel_ends_a_wait(service: FakeService, monkeypatch: pytest.MonkeyPatc
         waiting.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(environment, "async_sleep", async_sleep)
+    monkeypatch.setattr(effects, "async_sleep", async_sleep)
     with open_channel(service.target) as channel:
         future = channel.unary_unary(CHARGE).future(b"")
         waiting.wait()

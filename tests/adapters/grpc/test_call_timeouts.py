@@ -7,7 +7,7 @@ import pytest
 import tarry
 from tarry import Policy, Reason
 from tarry.adapters.grpc import RetryInterceptor
-from tarry.runtime.clocks import environment
+from tarry.runtime.effects import effects
 from tests.adapters.grpc.fake_service import (
     CHARGE,
     PUSHBACK_KEY,
@@ -26,15 +26,15 @@ def test_timeout_covers_all_attempts(
     service: FakeService, call_style: CallStyle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a wait of 60 s, the second attempt has the rest of the caller's timeout of 100 s."""
-    real_now, slept_s = environment.now, [0.0]
+    real_now, slept_s = effects.now, [0.0]
 
     async def async_sleep(seconds: float) -> None:
         slept_s[0] += seconds
 
-    monkeypatch.setattr(environment, "now", lambda: real_now() + slept_s[0])
-    monkeypatch.setattr(environment, "async_sleep", async_sleep)
+    monkeypatch.setattr(effects, "now", lambda: real_now() + slept_s[0])
+    monkeypatch.setattr(effects, "async_sleep", async_sleep)
     monkeypatch.setattr(
-        environment, "blocking_sleep", lambda seconds, _: slept_s.append(slept_s.pop() + seconds)
+        effects, "blocking_sleep", lambda seconds, _: slept_s.append(slept_s.pop() + seconds)
     )
     service.steps = [("UNAVAILABLE", PUSHBACK_KEY, "60000")]
 

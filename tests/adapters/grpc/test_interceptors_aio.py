@@ -11,7 +11,7 @@ import pytest
 
 import tarry
 from tarry.adapters.grpc import interceptors
-from tarry.runtime.clocks import environment
+from tarry.runtime.effects import effects
 from tarry.testing import captured_events
 from tests.adapters.grpc.fake_service import CHARGE, WATCH, FakeService, grpc, open_async_channel
 
@@ -121,7 +121,7 @@ def test_running_call_is_cancelled() -> None:
 
 def test_waiting_call_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cancelling a call ends its wait, and no further attempt is made."""
-    monkeypatch.setattr(environment, "async_sleep", asyncio.sleep)
+    monkeypatch.setattr(effects, "async_sleep", asyncio.sleep)
 
     async def make_calls(_: AsyncService, charge: Any) -> None:
         call = charge(b"")

@@ -21,7 +21,7 @@ from tarry import Breaker, Downstream, InFlight, Policy, Reason, TokenBudget
 from tarry.adapters.aiohttp import RetryMiddleware
 from tarry.adapters.http.hand_off import HAND_OFF_TIMEOUT_S
 from tarry.adapters.httpx import RetryTransport
-from tarry.runtime.clocks import environment
+from tarry.runtime.effects import effects
 from tests.adapters.clients import (
     HEDGING_LIBRARIES,
     AsyncSession,
@@ -115,7 +115,7 @@ def downstream_with_open_breaker() -> Downstream:
 def downstream_at_its_limit() -> Downstream:
     """Return a downstream whose in-flight limit is reached."""
     downstream = Downstream("shop", limiter=InFlight(1))
-    downstream.admit(environment.now())
+    downstream.admit(effects.now())
     return downstream
 
 

@@ -16,8 +16,8 @@ from tarry.adapters.http.messages import (
     make_response_classifier,
 )
 from tarry.adapters.http.send import RequestSender
-from tarry.runtime.clocks import environment
 from tarry.runtime.downstream import MAX_UNCOUNTED_SUCCESSES
+from tarry.runtime.effects import effects
 from tarry.testing import VirtualClock, captured_events, no_wait
 
 GET = ("GET", "http", "a", None, True)
@@ -235,7 +235,7 @@ def test_permanent_result_ends_the_call(is_async: bool) -> None:
 def test_fast_path_needs_a_closed_breaker_and_no_deadline_or_listener(is_async: bool) -> None:
     """The fast path is used with a closed or no breaker, and without a deadline or a listener."""
     failing = Downstream("failing", breaker=Breaker(consecutive=2))
-    failing.record(0, Outcome(Kind.TRANSIENT), 0.0, environment.now(), 0.5)
+    failing.record(0, Outcome(Kind.TRANSIENT), 0.0, effects.now(), 0.5)
     disabled = Downstream("disabled", breaker=Breaker())
     disabled.force("disabled")
     client = FakeClient(*[200] * 5)
@@ -243,7 +243,7 @@ def test_fast_path_needs_a_closed_breaker_and_no_deadline_or_listener(is_async: 
     client.send("r", is_async=is_async, downstream=failing)
     client.send("r", is_async=is_async, downstream=Downstream("without a breaker"))
     assert failing.breaker is not None
-    assert (2, 1, 0) == failing.breaker.counts(environment.now())
+    assert (2, 1, 0) == failing.breaker.counts(effects.now())
 
     client.send("r", is_async=is_async, downstream=disabled)
     with tarry.deadline(5):
@@ -291,5 +291,5 @@ def test_pending_successes_are_counted_before_a_failure(is_async: bool) -> None:
         client.send("r", is_async=is_async, downstream=payments, policy=Policy(max_attempts=1))
 
     assert payments.breaker is not None
-    assert (4, 1, 0) == payments.breaker.counts(environment.now())
+    assert (4, 1, 0) == payments.breaker.counts(effects.now())
     assert "closed" == payments.state

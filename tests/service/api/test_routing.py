@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from tarry.errors import StoreUnavailable
-from tarry.runtime.clocks import environment
+from tarry.runtime.effects import effects
 from tarry.service.api import routing
 from tests.service.api.harness import TARGET, ApiHarness, run_with_api
 
@@ -55,7 +55,7 @@ def test_an_outage_of_the_store_is_logged_once_per_interval(
     times = iter([0.0, 1.0, 9.9, 10.0, 19.9])
     caplog.set_level(logging.INFO, "tarry.service")
     monkeypatch.setattr(routing, "_store_failures", routing._StoreFailureLog())
-    monkeypatch.setattr(environment, "now", lambda: next(times))
+    monkeypatch.setattr(effects, "now", lambda: next(times))
 
     async def fail(*_: object, **__: object) -> None:
         raise StoreUnavailable("connection refused")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tarry.runtime.clocks import environment
+from tarry.runtime.effects import effects
 from tarry.service.store import Retention, Store, TaskFilter
 from tests.service.stores.conformance.suite import CASES, Case, StoreHarness, case_name
 from tests.service.stores.harness import (
@@ -40,7 +40,7 @@ def test_conformance(case: Case) -> None:
 
 def test_default_clock_is_the_system_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a clock argument the store's time is the Unix time in milliseconds."""
-    monkeypatch.setattr(environment, "unix_time", lambda: 5.25)
+    monkeypatch.setattr(effects, "unix_time", lambda: 5.25)
 
     assert 5250 == asyncio.run(ReferenceStore().ping())
 

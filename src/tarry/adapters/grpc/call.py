@@ -23,8 +23,9 @@ from tarry.core.verdict import Attempt
 from tarry.errors import Cancelled, ConfigurationTypeError
 from tarry.runtime import drivers
 from tarry.runtime.call import RunningBlockCall
-from tarry.runtime.clocks import CancelToken, PerProcess, environment  # environment: the clock
 from tarry.runtime.config import check_not_async
+from tarry.runtime.effects import CancelToken, effects
+from tarry.runtime.forks import PerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +93,7 @@ class GrpcCall(RunningBlockCall):
 
     def start_time_limit(self, attempt_timeout: float | None) -> float | None:
         """Start the time limit of an attempt now; return its seconds, or None without a limit."""
-        now = environment.now()
+        now = effects.now()
         remaining = None if self.deadline is None else self.deadline - now
         limits = [limit for limit in (remaining, attempt_timeout) if limit is not None]
         self._attempt_ends_at = now + min(limits) if limits else None
@@ -102,7 +103,7 @@ class GrpcCall(RunningBlockCall):
         """Record a failed attempt; return whether another attempt follows."""
         outcome = outcome or self.config.classify_error(error, self._last_record_number)
         ends_at = self._attempt_ends_at
-        has_timed_out = ends_at is not None and environment.now() >= ends_at - _CLOCK_TOLERANCE_S
+        has_timed_out = ends_at is not None and effects.now() >= ends_at - _CLOCK_TOLERANCE_S
         if outcome.timeout and outcome.kind is Kind.PERMANENT and has_timed_out:
             # DEADLINE_EXCEEDED was caused by the attempt's time limit, not by the server: retry.
             outcome = outcome.replace(kind=Kind.TRANSIENT)
@@ -154,7 +155,7 @@ class CallFactory:
         config = self._origins.retry_config(operation, downstream_name, repeatable=repeatable)
         call = GrpcCall.new(config)
         if details.timeout is not None:
-            deadline = environment.now() + details.timeout
+            deadline = effects.now() + details.timeout
             call.deadline = deadline if call.deadline is None else min(deadline, call.deadline)
         return call
 
@@ -372,11 +373,11 @@ def _await_headers_or_message(attempt: Any) -> list[Any]:
     """Like `_await_headers`, but if the headers are empty, wait for the first message."""
     if attempt.initial_metadata():
         return []
-    headers_received_at = environment.now()
+    headers_received_at = effects.now()
     try:
         return _read_message(attempt)
     except grpc.RpcError:
-        if environment.now() - headers_received_at < MAX_TRAILERS_ONLY_DELAY_S:
+        if effects.now() - headers_received_at < MAX_TRAILERS_ONLY_DELAY_S:
             raise
         return []  # the attempt had headers, so it is final; reading it raises the error again
 

@@ -33,7 +33,7 @@ from tarry.adapters.grpc.call import (
 )
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 from tarry.runtime import deadlines, drivers, error_record
-from tarry.runtime.clocks import environment  # clock, sleep and random numbers
+from tarry.runtime.effects import effects
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -379,7 +379,7 @@ class _HandlerContext:
         error_record.current_given_up_calls.set(self._given_up_calls)
         remaining = self._context.time_remaining()
         if remaining is not None and remaining < _NO_DEADLINE_S:
-            self._deadline_handle = deadlines.enter(environment.now() + remaining)
+            self._deadline_handle = deadlines.enter(effects.now() + remaining)
 
     def __enter__(self) -> Self:
         return self

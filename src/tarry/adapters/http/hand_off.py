@@ -20,8 +20,8 @@ from tarry.core.decide import HINT_SPREAD
 from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationTypeError, HandedOff, ResultNotAccepted
 from tarry.runtime import deadlines
-from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.runtime.config import COROUTINE, flags_of
+from tarry.runtime.effects import effects
 from tarry.runtime.error_record import attach_record, record_of
 from tarry.wire import http
 
@@ -161,7 +161,7 @@ class HandOffSender:
             arguments["prior_attempts"] = call_record.attempts
             token = deadlines.current_scope.set(None)
             try:
-                deadlines.enter(environment.now() + HAND_OFF_TIMEOUT_S)
+                deadlines.enter(effects.now() + HAND_OFF_TIMEOUT_S)
                 task = self._task_client.enqueue(**arguments)
                 if self._http_functions.is_async:
                     task = await task

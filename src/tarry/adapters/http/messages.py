@@ -11,8 +11,8 @@ from tarry.core.outcome import SUCCESS, outcome_of_status
 from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationError, ConfigurationTypeError, ResultNotAccepted
 from tarry.runtime import deadlines, derived_keys
-from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.runtime.config import check_not_async
+from tarry.runtime.effects import effects
 from tarry.runtime.error_record import RECORD_ATTRIBUTE, record_of
 from tarry.wire import http
 
@@ -165,13 +165,13 @@ def classify_status(
     status: int, headers: ResponseHeaders, policy: Policy, *, repeatable: bool
 ) -> Outcome:
     """Classify the status of a response, with the hints in its headers."""
-    now, retryable = environment.unix_time(), policy.retryable_statuses
+    now, retryable = effects.unix_time(), policy.retryable_statuses
     return outcome_of_status(status, headers, now=now, retryable=retryable, repeatable=repeatable)
 
 
 def classify_proxy_refusal(status: int) -> Outcome:
     """Classify a proxy's refusal to open a tunnel. The server has not seen the request."""
-    return outcome_of_status(status, now=environment.unix_time())
+    return outcome_of_status(status, now=effects.unix_time())
 
 
 def is_permanent_tls_error(error: object) -> bool:
@@ -192,7 +192,7 @@ class DrainedBody:
     def __init__(self) -> None:
         self.timeout: float = limit_by_deadline(DRAIN_TIMEOUT_S) or 0.0
         """The seconds that are available for reading."""
-        self._ends_at = environment.now() + self.timeout
+        self._ends_at = effects.now() + self.timeout
         self._chunks: list[bytes] = []
         self._bytes_left = _MAX_DRAINED_BYTES
 
@@ -200,7 +200,7 @@ class DrainedBody:
         """Add a chunk; return False if the body is now too long, or reading took too long."""
         self._chunks.append(chunk)
         self._bytes_left -= len(chunk)
-        return self._bytes_left >= 0 and environment.now() <= self._ends_at
+        return self._bytes_left >= 0 and effects.now() <= self._ends_at
 
     def content(self) -> bytes:
         """Return the chunks that were added, joined."""

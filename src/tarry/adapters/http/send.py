@@ -21,9 +21,9 @@ from tarry.core.policy import OTHER_FIELD_NAMES, POLICY_FIELDS, Policy
 from tarry.core.text import did_you_mean
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.runtime import drivers
-from tarry.runtime.clocks import PerProcess
 from tarry.runtime.config import RetryConfig, check_instance, check_policy
 from tarry.runtime.downstream import Downstream
+from tarry.runtime.forks import PerProcess
 from tarry.wire import http
 
 if TYPE_CHECKING:

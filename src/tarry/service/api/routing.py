@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 import msgspec
 
 from tarry.errors import Overloaded, StoreUnavailable
-from tarry.runtime.clocks import environment
+from tarry.runtime.effects import effects
 from tarry.service.api import messages, problems
 from tarry.service.api.messages import (
     HEADER_FIELDS,
@@ -301,7 +301,7 @@ class _StoreFailureLog:
     def log(self, scope: Scope, error: StoreUnavailable) -> None:
         """Log a rejected request, or count it for the next line."""
         self._unlogged_count += 1
-        now = environment.now()
+        now = effects.now()
         if now >= self._next_log_at:
             self._log(scope, error, now)
         elif self._unlogged_count == 1:

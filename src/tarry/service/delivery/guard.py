@@ -23,7 +23,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from typing import TYPE_CHECKING, TypeAlias
 
 from tarry.errors import ConfigurationError, ConfigurationTypeError
-from tarry.runtime.clocks import environment
+from tarry.runtime.effects import effects
 from tarry.service.delivery.targets import parse_host
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class Guard:
         return error + hint
 
     def _log_blocked(self, host: str, addresses: Sequence[str]) -> None:
-        now = environment.now()
+        now = effects.now()
         if now >= self._log_interval_end:
             self._log_interval_end = now + _LOG_INTERVAL_S
             self._logged_hosts.clear()

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from tarry.runtime.clocks import environment
+from tarry.runtime.effects import effects
 from tarry.service.delivery import DeliveryFuture, DeliveryResult, Fault
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1.client import HttpDeliveryClient
@@ -247,7 +247,7 @@ def test_callbacks_run_in_the_order_of_their_times() -> None:
 
     async def main() -> list[str]:
         fired: list[str] = []
-        deadlines, now = DeadlineTimer(environment.now), environment.now()
+        deadlines, now = DeadlineTimer(effects.now), effects.now()
         for name, after in (
             ("third", 0.03),
             ("cancelled", 0.001),
@@ -259,7 +259,7 @@ def test_callbacks_run_in_the_order_of_their_times() -> None:
                 deadline[CALLBACK] = None
         await wait_for(lambda: len(fired) == 3)
         assert 0 == len(deadlines._heap)
-        deadlines.add(environment.now() - 1, DeadlineRecorder("overdue", fired).on_deadline)
+        deadlines.add(effects.now() - 1, DeadlineRecorder("overdue", fired).on_deadline)
         await wait_for(lambda: len(fired) == 4)
         return fired
 
@@ -272,7 +272,7 @@ def test_error_in_one_callback_does_not_affect_others() -> None:
     async def main() -> list[str]:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         fired: list[str] = []
-        deadlines, now = DeadlineTimer(environment.now), environment.now()
+        deadlines, now = DeadlineTimer(effects.now), effects.now()
         for name, after in (("failing", 0.0), ("other", 0.0), ("later", 0.01)):
             deadlines.add(now + after, DeadlineRecorder(name, fired).on_deadline)
         await wait_for(lambda: len(fired) == 3)
@@ -289,8 +289,8 @@ def test_many_deadlines_are_handled_in_slices() -> None:
 
     async def main() -> tuple[int, list[str], int]:
         fired: list[str] = []
-        deadlines = DeadlineTimer(environment.now)
-        due = environment.now() + 0.01
+        deadlines = DeadlineTimer(effects.now)
+        due = effects.now() + 0.01
         for number in range(900):
             deadlines.add(due, DeadlineRecorder(str(number), fired).on_deadline)
         max_callbacks = count_before = 0

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from tarry.runtime.clocks import environment
+from tarry.runtime.effects import effects
 from tarry.service.delivery import DeliveryResult, Fault
 from tarry.service.delivery.http1 import client
 from tarry.service.delivery.http1.client import HttpDeliveryClient
@@ -44,7 +44,7 @@ async def run_servers(number: int) -> AsyncIterator[list[ScriptedServer]]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the fake current time in a list, which the test advances."""
     now = [1000.0]
-    monkeypatch.setattr(environment, "now", lambda: now[0])
+    monkeypatch.setattr(effects, "now", lambda: now[0])
     return now
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tarry.errors import ConfigurationError
-from tarry.runtime.clocks import environment
+from tarry.runtime.effects import effects
 from tarry.service.lane_activity import add_change, add_latencies
 from tarry.service.model import (
     ApiKeyRecord,
@@ -1029,7 +1029,7 @@ class ReferenceStore:
 
 
 def _system_clock() -> int:
-    return int(environment.unix_time() * 1000)
+    return int(effects.unix_time() * 1000)
 
 
 def copy(value: S) -> S:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tarry.runtime.clocks import read_boot_ms
+from tarry.runtime.effects import read_boot_ms
 from tarry.service.store import NewTask
 from tarry.service.stores.sqlite import SqliteStore
 from tarry.service.stores.sqlite.clock import AnchoredClock, read_boot_id

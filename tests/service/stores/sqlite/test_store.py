@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 
 from tarry.errors import StoreUnavailable
-from tarry.runtime.clocks import environment
+from tarry.runtime.effects import effects
 from tarry.service.model import Status
 from tarry.service.store import AddStatus, FinishStatus, NewTask
 from tarry.service.stores.sqlite import Database, SqliteStore, add, clock
@@ -66,7 +66,7 @@ def test_two_stores_share_a_file(tmp_path: Path) -> None:
 
 def test_default_clock_is_the_system_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a clock argument the store's time is the Unix time in milliseconds."""
-    monkeypatch.setattr(environment, "unix_time", lambda: 12.3456)
+    monkeypatch.setattr(effects, "unix_time", lambda: 12.3456)
     monkeypatch.setattr(clock, "read_boot_ms", lambda: 99)
 
     async def main() -> int:

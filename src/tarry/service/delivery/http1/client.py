@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from tarry.core.checks import check_count
 from tarry.errors import ConfigurationError, short_repr
-from tarry.runtime.clocks import environment  # clock, sleep and random numbers
+from tarry.runtime.effects import effects
 from tarry.service.certificates import ReloadingCertificate
 from tarry.service.defaults import MAX_RESPONSE_BYTES
 from tarry.service.delivery import (
@@ -96,7 +96,7 @@ class HttpDeliveryClient:
         max_pool_connections: int = MAX_POOL_CONNECTIONS,
     ) -> None:
         self._guard = guard
-        self._clock = environment.now  # monotonic; the loop's own clock may be too coarse
+        self._clock = effects.now  # monotonic; the loop's own clock may be too coarse
         self._proxy = None if proxy is None else parse_proxy(proxy)
         self._max_response_bytes = check_count("max_response_bytes", max_response_bytes)
         self._tls = _create_tls_context(ca_file)

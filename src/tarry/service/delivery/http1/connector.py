@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from tarry.errors import ConfigurationError
-from tarry.runtime.clocks import environment  # clock, sleep and random numbers
+from tarry.runtime.effects import effects
 from tarry.service.delivery import DeliveryError, Fault
 
 if TYPE_CHECKING:
@@ -95,9 +95,9 @@ class Connector(msgspec.Struct, frozen=True):
     async def _connect_to(
         self, host: str, port: int, protocol: asyncio.Protocol, tls: ssl.SSLContext | None
     ) -> ConnectResult:
-        started_at = environment.now()
+        started_at = effects.now()
         addresses: Sequence[str] = await self.dns.resolve(host, self.tenant)
-        resolved_at = environment.now()
+        resolved_at = effects.now()
         if self.proxy is None:
             addresses = select_allowed(addresses, host, self.guard)
         try:
@@ -110,7 +110,7 @@ class Connector(msgspec.Struct, frozen=True):
                 raise DeliveryError(Fault.INTERNAL, message) from None
             message = f"Could not connect to {host} port {port}: {reason}"
             raise DeliveryError(Fault.REFUSED, message) from None
-        connected_at = environment.now()
+        connected_at = effects.now()
         dns_ms = None if addresses[0] == host else (resolved_at - started_at) * 1000
         connect_ms = (connected_at - resolved_at) * 1000
         result = ConnectResult(transport, transport, remote, dns_ms, connect_ms)
@@ -125,7 +125,7 @@ class Connector(msgspec.Struct, frozen=True):
         self, result: ConnectResult, protocol: asyncio.Protocol, host: str, tls: ssl.SSLContext
     ) -> None:
         """Perform the TLS handshake; the certificate must be valid for `host`."""
-        loop, started_at = asyncio.get_running_loop(), environment.now()
+        loop, started_at = asyncio.get_running_loop(), effects.now()
         protocol.connection_made(result.raw_transport)
         if result.transport.is_closing():
             raise DeliveryError(Fault.TLS, _CLOSED_IN_HANDSHAKE)
@@ -140,7 +140,7 @@ class Connector(msgspec.Struct, frozen=True):
             raise
         assert transport is not None  # noqa: S101 - None is returned in server mode only
         result.transport = transport
-        result.tls_ms = (environment.now() - started_at) * 1000
+        result.tls_ms = (effects.now() - started_at) * 1000
 
     async def _connect_through(self, proxy: Proxy, protocol: asyncio.Protocol) -> ConnectResult:
         reader = asyncio.StreamReader(limit=_MAX_CONNECT_RESPONSE_BYTES)

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from tarry.core.checks import require_extra
 from tarry.errors import ConfigurationError, StoreUnavailable
-from tarry.runtime.clocks import environment
+from tarry.runtime.effects import effects
 from tarry.service.store import StoreLost
 from tarry.service.store_url import missing_store, redact_store_url
 from tarry.service.stores.postgres.connection_pool import ConnectionPool
@@ -298,7 +298,7 @@ class Database:
                     raise StoreUnavailable(
                         "PostgreSQL: too many conflicts between transactions; try again"
                     ) from None
-                await asyncio.sleep(environment.draw_random() * _MAX_RETRY_PAUSE_S)
+                await asyncio.sleep(effects.draw_random() * _MAX_RETRY_PAUSE_S)
         raise AssertionError
 
     async def _run_once(self, action: Callable[[Any], Awaitable[T]]) -> T:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from tarry.runtime.clocks import environment, read_boot_ms
+from tarry.runtime.effects import effects, read_boot_ms
 
 if TYPE_CHECKING:
     import sqlite3
@@ -52,7 +52,7 @@ class AnchoredClock:
         boot_id: Callable[[], int | None] | None = None,
         logs_deviation: bool = True,
     ) -> None:
-        self._unix_time = unix_time or environment.unix_time
+        self._unix_time = unix_time or effects.unix_time
         self._boot_ms = boot_ms or read_boot_ms
         self._boot_id = (boot_id or read_boot_id)()
         self._logs_deviation = logs_deviation

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from tarry.runtime.clocks import environment
+from tarry.runtime.effects import effects
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +66,7 @@ class Wakeups:
 
     def notify(self) -> None:
         """Wake the other processes that listen."""
-        if environment.now() >= self._searched_at + _SEARCH_INTERVAL_S:
+        if effects.now() >= self._searched_at + _SEARCH_INTERVAL_S:
             self._search()
         for path, descriptor in tuple(self._others.items()):
             try:
@@ -99,7 +99,7 @@ class Wakeups:
 
     def _search(self) -> None:
         """Open the pipes of other processes, and delete those of processes that were killed."""
-        self._searched_at = environment.now()
+        self._searched_at = effects.now()
         try:
             paths = set(self._folder.iterdir()) - {self._own_path}
         except OSError:  # no process has listened yet

@@ -11,7 +11,7 @@ import trio
 
 import tarry
 from tarry import Hint, Kind, Outcome, Policy
-from tarry.runtime.clocks import environment
+from tarry.runtime.effects import effects
 
 HUGE_S = 1e11
 """More than the operating system can wait for."""
@@ -100,7 +100,7 @@ def test_huge_timeouts_of_coroutines(loop: str) -> None:
     """A very long timeout, deadline or hedging delay of a coroutine has no effect."""
 
     async def load() -> int:
-        await environment.async_sleep(0)
+        await effects.async_sleep(0)
         return 1
 
     async def main() -> list[int]:
