@@ -170,7 +170,7 @@ def test_encrypted_contents_are_moved_and_bodies_are_not(tmp_path: Path) -> None
     assert "1 tasks have bodies in the storage `bodies` of the old service" in result.out
     assert f"that is --set bodies={tmp_path / 'bodies'}" in result.out
     with closing(sqlite3.connect(new)) as connection:
-        assert [(content,)] == connection.execute("SELECT content FROM task").fetchall()
+        assert [(content,)] == connection.execute("SELECT packed_content FROM task").fetchall()
 
 
 @pytest.mark.parametrize(

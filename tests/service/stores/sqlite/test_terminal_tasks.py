@@ -60,7 +60,7 @@ def test_many_dead_letters_are_read_in_steps(tmp_path: Path) -> None:
     run_on_store(tmp_path / "tasks.db", main)
 
 
-def test_finished_tasks_of_a_replay_are_counted_in_steps(
+def test_terminal_tasks_of_a_replay_are_counted_in_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step reads a limited number of tasks; tasks behind unfinished ones are counted, too."""
@@ -159,7 +159,7 @@ def test_a_failed_removal_changes_nothing(database_file: DatabaseFile) -> None:
 # --- the size of the file -------------------------------------------------------------------------
 
 
-def add_finished_tasks(file: DatabaseFile, count: int) -> None:
+def add_terminal_tasks(file: DatabaseFile, count: int) -> None:
     """Add tasks whose rows take one page each, and finish them."""
     batch = [
         NewTask(task(number, packed_content=bytes(3000)), lease_on_add=True)
@@ -186,7 +186,7 @@ def count_pages(file: DatabaseFile) -> tuple[int, int]:
 
 def test_the_file_shrinks_after_retention(database_file: DatabaseFile) -> None:
     """Sweeps release free pages in small steps; then a checkpoint shrinks the file."""
-    add_finished_tasks(database_file, 3000)
+    add_terminal_tasks(database_file, 3000)
     free_counts = [0]
     removed_count, has_more = 0, True
     while has_more:
@@ -210,7 +210,7 @@ def test_a_file_with_few_free_pages_keeps_them(
 ) -> None:
     """Up to a quarter of the file stays free for new tasks."""
     monkeypatch.setattr(terminal_tasks, "MIN_FREE_PAGES", 0)
-    add_finished_tasks(database_file, 100)
+    add_terminal_tasks(database_file, 100)
     database_file.run(lambda tx: tx.execute("CREATE TABLE ballast (content BLOB)"))
     database_file.run(
         lambda tx: tx.execute("INSERT INTO ballast VALUES (zeroblob(400 * 4096))").fetchall()
@@ -230,7 +230,7 @@ def test_a_file_without_incremental_vacuum_does_not_shrink(tmp_path: Path) -> No
     with closing(sqlite3.connect(path)) as connection:  # as created by earlier versions
         connection.execute("PRAGMA journal_mode = WAL")
     file = DatabaseFile(path)
-    add_finished_tasks(file, 2000)
+    add_terminal_tasks(file, 2000)
     for _ in range(4):
         sweep(file)
     page_count, free_count = count_pages(file)
@@ -243,7 +243,7 @@ def test_a_file_without_incremental_vacuum_does_not_shrink(tmp_path: Path) -> No
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.execute("VACUUM")
     assert 0 == count_pages(file)[1]
-    add_finished_tasks(file, 2000)
+    add_terminal_tasks(file, 2000)
     for _ in range(100):
         if not sweep(file).has_more:
             break

@@ -46,7 +46,8 @@ WHERE t.tenant = ? AND t.key = ? AND t.id != ? AND s.status = {CANCELLED}
 # `MultiRowStatement` repeats the part in brackets for each row. NULLABLE_..._SQL is the placeholder
 # of a column that may be NULL. Its parameter is NULL_..._PARAM instead of None.
 _INSERT_TASKS = MultiRowStatement(f"""
-INSERT INTO task (id, tenant, key, created_at, policy_version, fingerprint, body_ref, content)
+INSERT INTO task (id, tenant, key, created_at, policy_version, fingerprint,
+    owned_body_ref, packed_content)
 VALUES [?, ?, ?, ?, {NULLABLE_NUMBER_SQL}, ?, {NULLABLE_TEXT_SQL}, ?]
 ON CONFLICT DO NOTHING
 """)
@@ -54,7 +55,8 @@ _COUNT_TASKS_OF_VERSION = """
 UPDATE policy SET tasks = tasks + ? WHERE tenant = ? AND id = ? AND version = ?
 """
 _INSERT_STATES = MultiRowStatement(f"""
-INSERT INTO state (seq, tenant, lane, policy, status, wake_at, next_attempt_at, started_at, worker)
+INSERT INTO state (seq, tenant, lane, policy, status, wake_at, next_attempt_at, first_due_at,
+    worker)
 VALUES [?, ?, ?, ?, ?, ?, ?, ?, {NULLABLE_NUMBER_SQL}]
 """)
 
@@ -282,7 +284,6 @@ def _insert_states(
             group.pending_count += 1
         if task.policy_version is not None:
             task_counts[tenant_id, task.policy_id, task.policy_version] += 1
-        # The second `due` is for the column `started_at`, which holds `Task.first_due_at`.
         parameters += (seq, tenant_id, lane.id, group.policy_id, status, wake_at, due, due, worker)
         states.append((now, due, wake_at, status == IN_FLIGHT))
     _INSERT_STATES.execute(tx.execute, parameters)

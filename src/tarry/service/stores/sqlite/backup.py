@@ -68,7 +68,8 @@ def read_task_count(path: Path) -> int:
 def iter_body_refs(path: Path) -> Iterator[str]:
     """Yield the references to bodies that the service has written, in an unused database."""
     with closing(sqlite3.connect(path)) as connection:
-        for (ref,) in connection.execute("SELECT body_ref FROM task WHERE body_ref IS NOT NULL"):
+        statement = "SELECT owned_body_ref FROM task WHERE owned_body_ref IS NOT NULL"
+        for (ref,) in connection.execute(statement):
             yield ref
 
 

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     Row = tuple[Any, ...]
 
 # `wake_at` is the due time of a PENDING task, and the end of the lease of an IN_FLIGHT task.
-# `last_kind` is NULL if no attempt has failed, or if the task was replayed since.
-_FIRST_ATTEMPT = f"status = {PENDING} AND last_kind IS NULL"
-_RETRY = f"status = {PENDING} AND last_kind IS NOT NULL"
+# `last_outcome_kind` is NULL if no attempt has failed, or if the task was replayed since.
+_FIRST_ATTEMPT = f"status = {PENDING} AND last_outcome_kind IS NULL"
+_RETRY = f"status = {PENDING} AND last_outcome_kind IS NOT NULL"
 _LEASED = f"status = {IN_FLIGHT}"
 _DUE_FIRST_ATTEMPTS, _DUE_RETRIES, _EXPIRED_LEASES = (
     f"{SELECT_TASK} WHERE s.lane = ? AND {condition} AND s.wake_at <= ? ORDER BY s.wake_at LIMIT ?"
@@ -52,12 +52,12 @@ _DUE_FIRST_ATTEMPTS, _DUE_RETRIES, _EXPIRED_LEASES = (
 # `MultiRowStatement` repeats the part in brackets for each row. The rows exist, so only the part
 # after DO UPDATE is applied. Status 1 is IN_FLIGHT.
 _LEASE_TASKS = MultiRowStatement("""
-INSERT INTO state (seq, tenant, lane, policy, started_at, status, wake_at, next_attempt_at, version,
-    attempts, lost, worker)
+INSERT INTO state (seq, tenant, lane, policy, first_due_at, status, wake_at, next_attempt_at,
+    version, attempts, lost_attempts, worker)
 VALUES [?, 0, 0, 0, 0, 1, ?, ?, ?, ?, ?, ?]
 ON CONFLICT (seq) DO UPDATE SET status = 1, wake_at = excluded.wake_at,
     next_attempt_at = excluded.next_attempt_at, version = excluded.version,
-    attempts = excluded.attempts, lost = excluded.lost, worker = excluded.worker
+    attempts = excluded.attempts, lost_attempts = excluded.lost_attempts, worker = excluded.worker
 """)
 _PAGE_SIZE = 16  # ready tenants or lanes that are read with one query
 # Limits for one claim and for each of the two check columns:

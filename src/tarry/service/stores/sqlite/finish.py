@@ -50,26 +50,26 @@ FROM wanted LEFT JOIN task AS t ON t.id = wanted.id
 """)
 """Reads the states of tasks; the columns after the position are NULL unless a task is IN_FLIGHT."""
 _LANE_COLUMN = 3
-# In the next two statements the rows exist, so only the part after DO UPDATE is applied. The column
-# `restarted` holds `Task.backoff_offset`, `last_kind` holds `Task.last_outcome_kind`. `wake_at` is
-# the due time of a PENDING task, and the end of the lease of an IN_FLIGHT task.
+# In the next two statements the rows exist, so only the part after DO UPDATE is applied. `wake_at`
+# is the due time of a PENDING task, and the end of the lease of an IN_FLIGHT task.
 _WRITE_LIVE_TASKS = MultiRowStatement(f"""
-INSERT INTO state (seq, tenant, lane, policy, started_at, status, wake_at, next_attempt_at, worker,
-    attempts, previous_delay, restarted, last_kind)
+INSERT INTO state (seq, tenant, lane, policy, first_due_at, status, wake_at, next_attempt_at,
+    worker, attempts, previous_delay, backoff_offset, last_outcome_kind)
 VALUES [?, 0, 0, 0, 0, ?, ?, ?, {NULLABLE_NUMBER_SQL}, ?, {NULLABLE_NUMBER_SQL}, ?, ?]
 ON CONFLICT (seq) DO UPDATE SET status = excluded.status, wake_at = excluded.wake_at,
     next_attempt_at = excluded.next_attempt_at, worker = excluded.worker,
     attempts = excluded.attempts, previous_delay = excluded.previous_delay,
-    restarted = excluded.restarted, last_kind = excluded.last_kind, version = version + 1
+    backoff_offset = excluded.backoff_offset, last_outcome_kind = excluded.last_outcome_kind,
+    version = version + 1
 """)
 _WRITE_FINISHED_TASKS = MultiRowStatement(f"""
-INSERT INTO state (seq, tenant, lane, policy, started_at, wake_at, next_attempt_at, status,
-    finished_at, reason, attempts, previous_delay, restarted, last_kind)
+INSERT INTO state (seq, tenant, lane, policy, first_due_at, wake_at, next_attempt_at, status,
+    finished_at, reason, attempts, previous_delay, backoff_offset, last_outcome_kind)
 VALUES [?, 0, 0, 0, 0, 0, 0, ?, ?, {NULLABLE_TEXT_SQL}, ?, {NULLABLE_NUMBER_SQL}, ?, ?]
 ON CONFLICT (seq) DO UPDATE SET status = excluded.status, finished_at = excluded.finished_at,
     reason = excluded.reason, worker = NULL, wake_at = 0, attempts = excluded.attempts,
-    previous_delay = excluded.previous_delay, restarted = excluded.restarted,
-    last_kind = excluded.last_kind, version = version + 1
+    previous_delay = excluded.previous_delay, backoff_offset = excluded.backoff_offset,
+    last_outcome_kind = excluded.last_outcome_kind, version = version + 1
 """)
 
 

@@ -46,10 +46,11 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=msgspec.Struct)
 
 SELECT_TASK = """
-SELECT t.id, n.name, l.name, t.key, t.fingerprint, t.content, t.body_ref, u.policy,
-       t.policy_version, t.created_at, s.next_attempt_at, s.started_at, s.status, s.reason,
-       s.attempts, s.forgiven, s.lost, s.previous_delay, s.restarted, s.last_kind, s.version,
-       w.name, s.wake_at, s.cancelling, s.replays, s.finished_at, s.seq, s.tenant, s.lane, s.policy
+SELECT t.id, n.name, l.name, t.key, t.fingerprint, t.packed_content, t.owned_body_ref, u.policy,
+       t.policy_version, t.created_at, s.next_attempt_at, s.first_due_at, s.status, s.reason,
+       s.attempts, s.attempts_before_replay, s.lost_attempts, s.previous_delay, s.backoff_offset,
+       s.last_outcome_kind, s.version, w.name, s.wake_at, s.cancelling, s.replays, s.finished_at,
+       s.seq, s.tenant, s.lane, s.policy
 FROM state AS s
 CROSS JOIN task AS t ON t.seq = s.seq
 CROSS JOIN tenant AS n ON n.id = s.tenant
@@ -59,9 +60,8 @@ LEFT JOIN worker AS w ON w.id = s.worker
 """
 """Start of a query for tasks; the caller appends a WHERE clause on `s`.
 
-The columns are the fields of `Task` in their order, some under other names (see `schema`), and then
-`transaction.TaskRowIds`. In SQLite, CROSS JOIN fixes the join order: `s` is read first, and for
-each of its rows the other tables."""
+The columns are the fields of `Task` in their order, and then `transaction.TaskRowIds`. In SQLite,
+CROSS JOIN fixes the join order: `s` is read first, and for each of its rows the other tables."""
 STATUS, WAKE_AT, _CANCELLING, SEQ = 12, 22, 23, 26
 """Positions of columns in `SELECT_TASK`. `wake_at` is the due time of a PENDING task, and the end
 of the lease of an IN_FLIGHT task."""
@@ -76,7 +76,7 @@ _SEQ_BY_ID = f"SELECT seq FROM task WHERE id = ?2 AND tenant = ({_TENANT_ID})"
 _TASK_BY_SEQ = SELECT_TASK + "WHERE s.seq = ?"
 _LANE_LIMITS = """
 SELECT name, rate, concurrency FROM lane INDEXED BY lane_limited
-WHERE rate IS NOT NULL ORDER BY max(ifnull(served_at, 0), budget_at) DESC, name LIMIT ?
+WHERE rate IS NOT NULL ORDER BY max(ifnull(last_claim_at, 0), budget_at) DESC, name LIMIT ?
 """
 LOCK_TOKENS = "SELECT lock FROM worker WHERE lock IS NOT NULL"
 _LIMITS_VERSION = "SELECT value FROM meta WHERE name = 'limits_version'"
@@ -126,8 +126,8 @@ _CLOCK_STEP_TOLERANCE_MS = 60_000
 """`seq` and `created_at` have the same order, unless the clock was set back by more than this."""
 # The columns are in the order of the fields of `LaneRecord`.
 _SELECT_LANE = """
-SELECT l.name, n.name, l.parked_until, l.probes, l.opened, l.paused, l.pending, l.in_flight, l.dead,
-       l.served_at
+SELECT l.name, n.name, l.parked_until, l.probes, l.consecutive_opens, l.paused, l.pending,
+       l.in_flight, l.exhausted, l.last_claim_at
 FROM lane AS l CROSS JOIN tenant AS n ON n.id = l.tenant
 """
 _COUNTERS = ", ".join(f"ifnull(sum({name}), 0)" for name in TENANT_COUNTERS)
@@ -141,16 +141,19 @@ SELECT name, due_at, waiting_for FROM (
         FROM (
             SELECT l.name,
                    CASE WHEN l.paused THEN 'pause' WHEN l.parked_until IS NULL THEN NULL
-                        WHEN l.opened THEN 'breaker' ELSE 'local-failure' END AS waiting_for,
+                        WHEN l.consecutive_opens THEN 'breaker'
+                        ELSE 'local-failure' END AS waiting_for,
                    (SELECT min(wake_at) FROM state WHERE lane = l.id
-                        AND status = {int(Status.PENDING)} AND last_kind IS NULL) AS first_attempt,
+                        AND status = {int(Status.PENDING)}
+                        AND last_outcome_kind IS NULL) AS first_attempt,
                    (SELECT min(wake_at) FROM state WHERE lane = l.id
-                        AND status = {int(Status.PENDING)} AND last_kind IS NOT NULL) AS retry
+                        AND status = {int(Status.PENDING)}
+                        AND last_outcome_kind IS NOT NULL) AS retry
             FROM lane AS l WHERE l.due_at <= ?2 %s))
     WHERE due_at <= ?2)
 WHERE number <= {MAX_DUE_LANES} ORDER BY due_at, name
 """
-_BUSIEST_LANES = f"{_SELECT_LANE} WHERE l.pending + l.in_flight + l.dead > 0"
+_BUSIEST_LANES = f"{_SELECT_LANE} WHERE l.pending + l.in_flight + l.exhausted > 0"
 _BY_PENDING_TASKS = "ORDER BY l.pending DESC, l.name LIMIT ?2"
 _ATTEMPTS_PER_MINUTE = f"""
 SELECT minute, outcome, count FROM series
@@ -349,7 +352,7 @@ def _matches_decoded(tx: ReadTransaction, seq: int, task_filter: TaskFilter) -> 
             return False
     if task_filter.matches_content is None:
         return True
-    [(content,)] = tx.execute("SELECT content FROM task WHERE seq = ?", (seq,))
+    [(content,)] = tx.execute("SELECT packed_content FROM task WHERE seq = ?", (seq,))
     return task_filter.matches_content(content)
 
 

@@ -40,10 +40,11 @@ if TYPE_CHECKING:
 
 _APPLICATION_ID = 0x74617279  # "tary": marks the file, in its header, as a store of tarry
 _UNRELEASED_APPLICATION_ID = 0x74617272  # marks files from before the first release
+_FIRST_VERSION = 16
+"""The schema version of the first release. Files of lower versions cannot be upgraded."""
 
 # Statements are split at semicolons, so comments and strings must not contain one.
-MIGRATIONS = (
-    """
+_TABLES = """
     CREATE TABLE tenant (
         id INTEGER PRIMARY KEY,
         name TEXT NOT NULL UNIQUE,
@@ -56,7 +57,8 @@ MIGRATIONS = (
         last_turn INTEGER NOT NULL DEFAULT 0,
         due_check_at INTEGER,    -- lower bound of the same column of its lanes
         expiry_check_at INTEGER, -- likewise
-        ready INTEGER NOT NULL DEFAULT 0 -- 1: in the rotation that claims walk through
+        ready INTEGER NOT NULL DEFAULT 0, -- 1: in the rotation that claims walk through
+        lanes INTEGER NOT NULL DEFAULT 0 -- number of its lanes
     );
     CREATE INDEX tenant_due_check ON tenant (due_check_at)
         WHERE ready = 0 AND due_check_at IS NOT NULL;
@@ -64,24 +66,31 @@ MIGRATIONS = (
         WHERE ready = 0 AND expiry_check_at IS NOT NULL;
     CREATE INDEX tenant_rotation ON tenant (last_turn) WHERE ready = 1;
 
-    CREATE TABLE lane (
+    CREATE TABLE lane ( -- columns as the fields of model.LaneRecord, unless described here
         id INTEGER PRIMARY KEY,
         tenant INTEGER NOT NULL,
         name TEXT NOT NULL UNIQUE,
         parked_until INTEGER,
         probes INTEGER NOT NULL DEFAULT 0,
-        opened INTEGER NOT NULL DEFAULT 0, -- LaneRecord.consecutive_opens
+        consecutive_opens INTEGER NOT NULL DEFAULT 0,
         paused INTEGER NOT NULL DEFAULT 0,
         pending INTEGER NOT NULL DEFAULT 0,
         in_flight INTEGER NOT NULL DEFAULT 0,
-        dead INTEGER NOT NULL DEFAULT 0, -- LaneRecord.exhausted
-        served_at INTEGER, -- LaneRecord.last_claim_at
+        exhausted INTEGER NOT NULL DEFAULT 0,
+        last_claim_at INTEGER,
         last_turn INTEGER NOT NULL DEFAULT 0, -- number of the last claim turn, see claim
         due_at INTEGER,          -- lower bound of the due times of pending tasks, NULL without any
         lease_end_at INTEGER,    -- lower bound of the ends of leases, NULL without any
         due_check_at INTEGER,    -- make the lane ready one lease horizon before this time
         expiry_check_at INTEGER, -- make the lane ready at this time (a lease or the parking ends)
-        ready INTEGER NOT NULL DEFAULT 0 -- 1: in the rotation that claims walk through
+        ready INTEGER NOT NULL DEFAULT 0, -- 1: in the rotation that claims walk through
+        last_probe INTEGER,      -- seq of the task that was last leased as a probe
+        rate REAL,               -- attempts per second, NULL: not limited
+        concurrency INTEGER,     -- attempts at a time
+        limits TEXT,             -- the DownstreamLimits that an operator has set
+        budget REAL NOT NULL DEFAULT 0, -- see Store.add_to_budgets
+        budget_at INTEGER NOT NULL DEFAULT 0, -- time of the last change of the budget
+        tasks INTEGER NOT NULL DEFAULT 0 -- tasks in any status
     );
     CREATE INDEX lane_by_tenant ON lane (tenant, name);
     CREATE INDEX lane_due_check ON lane (tenant, due_check_at)
@@ -89,11 +98,26 @@ MIGRATIONS = (
     CREATE INDEX lane_expiry_check ON lane (tenant, expiry_check_at)
         WHERE ready = 0 AND expiry_check_at IS NOT NULL;
     CREATE INDEX lane_rotation ON lane (tenant, last_turn) WHERE ready = 1;
+    CREATE INDEX lane_limited ON lane (name) WHERE rate IS NOT NULL;
+    CREATE INDEX lane_configured ON lane (tenant, name, limits) WHERE limits IS NOT NULL;
+    CREATE INDEX lane_unused ON lane (id) WHERE tasks = 0 AND paused = 0 AND limits IS NULL;
+    CREATE INDEX lane_paused ON lane (name) WHERE paused = 1;
+    CREATE TABLE lane_activity ( -- see Store.read_lane_activity
+        -- The name: an older process does not remove the activity of the lanes that it removes, and
+        -- ids are used again.
+        lane TEXT PRIMARY KEY,
+        activity BLOB NOT NULL -- the LaneActivity
+    ) WITHOUT ROWID;
 
     CREATE TABLE worker (id INTEGER PRIMARY KEY, name TEXT NOT NULL, lock TEXT); -- see worker_locks
     CREATE UNIQUE INDEX worker_by_name ON worker (name, ifnull(lock, ''));
+    CREATE TABLE heartbeat ( -- of a process, see Store.record_worker
+        name TEXT PRIMARY KEY,
+        seen_at INTEGER NOT NULL,
+        record BLOB NOT NULL -- the WorkerRecord
+    ) WITHOUT ROWID;
 
-    CREATE TABLE task (
+    CREATE TABLE task ( -- columns as the fields of model.Task, like those of state
         seq INTEGER PRIMARY KEY,
         id BLOB NOT NULL UNIQUE,
         tenant INTEGER NOT NULL,
@@ -101,34 +125,37 @@ MIGRATIONS = (
         created_at INTEGER NOT NULL,
         policy_version INTEGER,
         fingerprint BLOB NOT NULL,
-        body_ref TEXT,
-        content BLOB NOT NULL
+        owned_body_ref TEXT,
+        packed_content BLOB NOT NULL
     );
     CREATE UNIQUE INDEX task_by_key ON task (tenant, key);
 
-    CREATE TABLE state ( -- columns as the fields of model.Task, some under other names
+    CREATE TABLE state (
         seq INTEGER PRIMARY KEY,
         tenant INTEGER NOT NULL,
         lane INTEGER NOT NULL,
-        policy INTEGER NOT NULL,
+        policy INTEGER NOT NULL, -- id in policy_use
         status INTEGER NOT NULL,
         wake_at INTEGER NOT NULL,
         next_attempt_at INTEGER NOT NULL,
-        started_at INTEGER NOT NULL, -- first_due_at
+        first_due_at INTEGER NOT NULL,
         version INTEGER NOT NULL DEFAULT 0,
         attempts INTEGER NOT NULL DEFAULT 0,
-        forgiven INTEGER NOT NULL DEFAULT 0, -- attempts_before_replay
-        lost INTEGER NOT NULL DEFAULT 0, -- lost_attempts
-        restarted INTEGER NOT NULL DEFAULT 0, -- backoff_offset
+        attempts_before_replay INTEGER NOT NULL DEFAULT 0,
+        lost_attempts INTEGER NOT NULL DEFAULT 0,
+        backoff_offset INTEGER NOT NULL DEFAULT 0,
         replays INTEGER NOT NULL DEFAULT 0,
         cancelling INTEGER NOT NULL DEFAULT 0,
         worker INTEGER,
         previous_delay REAL,
-        last_kind TEXT, -- last_outcome_kind
+        last_outcome_kind TEXT,
         reason TEXT,
         finished_at INTEGER
     );
-    CREATE INDEX state_due ON state (lane, wake_at) WHERE status = 0;
+    CREATE INDEX state_first ON state (lane, wake_at)
+        WHERE status = 0 AND last_outcome_kind IS NULL;
+    CREATE INDEX state_retry ON state (lane, wake_at)
+        WHERE status = 0 AND last_outcome_kind IS NOT NULL;
     CREATE INDEX state_leased ON state (lane, wake_at) WHERE status = 1;
     CREATE INDEX state_live ON state (tenant) WHERE finished_at IS NULL;
     CREATE INDEX state_ended ON state (tenant, status) WHERE finished_at IS NOT NULL;
@@ -142,70 +169,32 @@ MIGRATIONS = (
         policy TEXT NOT NULL,
         live_tasks INTEGER NOT NULL DEFAULT 0,
         deleted_version INTEGER NOT NULL DEFAULT 0, -- last version before the policy was deleted
+        tasks INTEGER NOT NULL DEFAULT 0, -- tasks in any status
         UNIQUE (tenant, policy)
     );
+    CREATE INDEX policy_use_deleted ON policy_use (id) WHERE tasks = 0 AND deleted_version > 0;
     CREATE TABLE policy (
         tenant INTEGER NOT NULL,
         id TEXT NOT NULL,
         version INTEGER NOT NULL,
         document BLOB NOT NULL,
-        created_at INTEGER NOT NULL
+        created_at INTEGER NOT NULL,
+        tasks INTEGER NOT NULL DEFAULT 0, -- with this policy_version
+        replaced_at INTEGER -- NULL: the newest version
     );
     CREATE UNIQUE INDEX policy_by_id ON policy (tenant, id, version DESC);
+    CREATE INDEX policy_unused ON policy (replaced_at)
+        WHERE tasks = 0 AND replaced_at IS NOT NULL;
+
     CREATE TABLE api_key (
         id TEXT PRIMARY KEY,
         tenant TEXT NOT NULL,
         digest BLOB NOT NULL UNIQUE,
         name TEXT NOT NULL,
         created_at INTEGER NOT NULL,
-        revoked_at INTEGER
+        revoked_at INTEGER,
+        role TEXT NOT NULL
     );
-    CREATE TABLE replay (
-        id TEXT PRIMARY KEY,
-        tenant TEXT NOT NULL,
-        created_at INTEGER NOT NULL,
-        next_at INTEGER NOT NULL,
-        running INTEGER NOT NULL,
-        job BLOB NOT NULL -- the ReplayRecord
-    );
-    CREATE INDEX replay_by_age ON replay (created_at, id);
-    CREATE INDEX replay_of_tenant ON replay (tenant, created_at, id);
-    CREATE INDEX replay_running ON replay (next_at, id) WHERE running = 1;
-
-    CREATE TABLE series ( -- number of attempts in each minute
-        tenant INTEGER NOT NULL, -- 0: sum over all tenants
-        minute INTEGER NOT NULL,
-        outcome TEXT NOT NULL,
-        count INTEGER NOT NULL,
-        PRIMARY KEY (tenant, minute, outcome)
-    ) WITHOUT ROWID;
-    CREATE INDEX series_by_minute ON series (minute);
-
-    CREATE TABLE orphan (ref TEXT PRIMARY KEY) WITHOUT ROWID; -- bodies of deleted tasks
-    CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-    INSERT INTO meta VALUES ('turn', 0), ('pinged', 0);
-    """,
-    """
-    ALTER TABLE lane ADD COLUMN last_probe INTEGER; -- seq of the task that was last leased as probe
-    DROP INDEX state_due;
-    CREATE INDEX state_first ON state (lane, wake_at) WHERE status = 0 AND last_kind IS NULL;
-    CREATE INDEX state_retry ON state (lane, wake_at) WHERE status = 0 AND last_kind IS NOT NULL;
-    """,
-    """
-    ALTER TABLE lane ADD COLUMN rate REAL; -- attempts per second, NULL: not limited
-    ALTER TABLE lane ADD COLUMN concurrency INTEGER; -- attempts at a time
-    CREATE INDEX lane_limited ON lane (name) WHERE rate IS NOT NULL;
-    """,
-    """
-    ALTER TABLE tenant ADD COLUMN lanes INTEGER NOT NULL DEFAULT 0; -- number of its lanes
-    UPDATE tenant SET lanes = (SELECT count(*) FROM lane WHERE lane.tenant = tenant.id);
-    """,
-    """
-    ALTER TABLE lane ADD COLUMN limits TEXT; -- the DownstreamLimits that an operator has set
-    CREATE INDEX lane_configured ON lane (tenant, name, limits) WHERE limits IS NOT NULL;
-    INSERT INTO meta VALUES ('limits_version', 0);
-    """,
-    """
     CREATE TABLE signing_secret (
         tenant TEXT NOT NULL,
         id TEXT NOT NULL,
@@ -217,85 +206,56 @@ MIGRATIONS = (
         PRIMARY KEY (tenant, id)
     ) WITHOUT ROWID;
     CREATE INDEX signing_secret_expiry ON signing_secret (expires_at) WHERE expires_at IS NOT NULL;
-    """,
-    """
+
+    CREATE TABLE replay (
+        id TEXT PRIMARY KEY,
+        tenant TEXT NOT NULL,
+        created_at INTEGER NOT NULL,
+        next_at INTEGER NOT NULL,
+        running INTEGER NOT NULL, -- 1: replays dead letters, 2: only counts finished tasks
+        job BLOB NOT NULL -- the ReplayRecord
+    );
+    CREATE INDEX replay_by_age ON replay (created_at, id);
+    CREATE INDEX replay_of_tenant ON replay (tenant, created_at, id);
+    CREATE INDEX replay_unfinished ON replay (next_at, id) WHERE running > 0;
     CREATE TABLE replay_task ( -- a replayed task that has not finished yet
         replay TEXT NOT NULL,
         task BLOB NOT NULL,
         PRIMARY KEY (replay, task)
     ) WITHOUT ROWID;
-    DROP INDEX replay_running; -- replay.running: 2 if the replay only waits for its tasks
-    CREATE INDEX replay_unfinished ON replay (next_at, id) WHERE running > 0;
-    """,
-    """
-    ALTER TABLE lane ADD COLUMN budget REAL NOT NULL DEFAULT 0; -- see Store.add_to_budgets
-    ALTER TABLE lane ADD COLUMN budget_at INTEGER NOT NULL DEFAULT 0; -- time of the last change
-    """,
-    """
-    ALTER TABLE lane ADD COLUMN tasks INTEGER NOT NULL DEFAULT 0; -- tasks in any status
-    UPDATE lane SET tasks = used.tasks
-        FROM (SELECT lane, count(*) AS tasks FROM state GROUP BY lane) AS used
-        WHERE lane.id = used.lane;
-    CREATE INDEX lane_unused ON lane (id)
-        WHERE tasks = 0 AND paused = 0 AND limits IS NULL;
-    INSERT INTO meta VALUES ('removals', 0); -- see InternedNames
-    """,
-    """
-    ALTER TABLE policy_use ADD COLUMN tasks INTEGER NOT NULL DEFAULT 0; -- tasks in any status
-    UPDATE policy_use SET tasks = used.tasks
-        FROM (SELECT policy, count(*) AS tasks FROM state GROUP BY policy) AS used
-        WHERE policy_use.id = used.policy;
-    UPDATE policy_use SET deleted_version = 0 WHERE EXISTS (
-        SELECT 1 FROM policy WHERE policy.tenant = policy_use.tenant AND id = policy_use.policy);
-    CREATE INDEX policy_use_deleted ON policy_use (id) WHERE tasks = 0 AND deleted_version > 0;
-    ALTER TABLE policy ADD COLUMN tasks INTEGER NOT NULL DEFAULT 0; -- with this policy_version
-    UPDATE policy SET tasks = used.tasks
-        FROM (SELECT u.tenant, u.policy, t.policy_version, count(*) AS tasks
-            FROM task AS t CROSS JOIN state AS s ON s.seq = t.seq
-            CROSS JOIN policy_use AS u ON u.id = s.policy
-            WHERE t.policy_version IS NOT NULL GROUP BY 1, 2, 3) AS used
-        WHERE policy.tenant = used.tenant AND policy.id = used.policy
-            AND policy.version = used.policy_version;
-    ALTER TABLE policy ADD COLUMN replaced_at INTEGER; -- NULL: the newest version
-    UPDATE policy SET replaced_at = (
-        SELECT min(newer.created_at) FROM policy AS newer WHERE newer.tenant = policy.tenant
-            AND newer.id = policy.id AND newer.version > policy.version);
-    CREATE INDEX policy_unused ON policy (replaced_at)
-        WHERE tasks = 0 AND replaced_at IS NOT NULL;
-    """,
-    """
-    CREATE TABLE heartbeat ( -- of a process, see Store.record_worker
-        name TEXT PRIMARY KEY,
-        seen_at INTEGER NOT NULL,
-        record BLOB NOT NULL -- the WorkerRecord
+
+    CREATE TABLE series ( -- number of attempts in each minute
+        tenant INTEGER NOT NULL, -- 0: sum over all tenants
+        minute INTEGER NOT NULL,
+        outcome TEXT NOT NULL,
+        count INTEGER NOT NULL,
+        PRIMARY KEY (tenant, minute, outcome)
     ) WITHOUT ROWID;
-    CREATE INDEX lane_paused ON lane (name) WHERE paused = 1;
-    """,
-    """
-    CREATE TABLE transfer ( -- at most one row
-        id INTEGER PRIMARY KEY CHECK (id = 1),
-        mark BLOB NOT NULL -- the TransferMark
-    );
-    """,
-    """
+    CREATE INDEX series_by_minute ON series (minute);
     CREATE TABLE series_point ( -- see Store.record_series
         step INTEGER NOT NULL,
         at INTEGER NOT NULL,
         sums BLOB NOT NULL,
         PRIMARY KEY (step, at)
     ) WITHOUT ROWID;
-    """,
-    "ALTER TABLE api_key ADD COLUMN role TEXT NOT NULL DEFAULT 'admin'",
-    """
-    CREATE TABLE lane_activity ( -- see Store.read_lane_activity
-        -- The name: an older process does not remove the activity of the lanes that it removes, and
-        -- ids are used again.
-        lane TEXT PRIMARY KEY,
-        activity BLOB NOT NULL -- the LaneActivity
-    ) WITHOUT ROWID;
-    """,
-)
-"""`MIGRATIONS[n]` upgrades schema version n to n + 1; version 0 is an empty file."""
+
+    CREATE TABLE orphan (ref TEXT PRIMARY KEY) WITHOUT ROWID; -- bodies of deleted tasks
+    CREATE TABLE transfer ( -- at most one row
+        id INTEGER PRIMARY KEY CHECK (id = 1),
+        mark BLOB NOT NULL -- the TransferMark
+    );
+    CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+    -- removals: see InternedNames
+    INSERT INTO meta VALUES ('turn', 0), ('pinged', 0), ('limits_version', 0), ('removals', 0)
+"""
+MIGRATIONS: tuple[str, ...] = (_TABLES,)
+"""The first one creates the tables in an empty file, and each other one upgrades a schema version
+to the next."""
+
+
+def newest_version() -> int:
+    """Return the schema version of this tarry."""
+    return _FIRST_VERSION + len(MIGRATIONS) - 1
 
 
 def read_version(connection: sqlite3.Connection, path: StorePath) -> int:
@@ -312,7 +272,8 @@ def read_version(connection: sqlite3.Connection, path: StorePath) -> int:
     finally:
         if not is_in_transaction:
             connection.rollback()
-    if application == _UNRELEASED_APPLICATION_ID:
+    is_unreleased = application == _APPLICATION_ID and version < _FIRST_VERSION
+    if is_unreleased or application == _UNRELEASED_APPLICATION_ID:
         raise ConfigurationError(
             f"{path} was written by an unreleased version of tarry, whose files cannot be "
             "upgraded: move the file away, so that a new one is created"
@@ -321,10 +282,10 @@ def read_version(connection: sqlite3.Connection, path: StorePath) -> int:
         raise ConfigurationError(
             f"{path} belongs to another program: name another file for the store"
         )
-    if version > len(MIGRATIONS):
+    if version > newest_version():
         raise ConfigurationError(
             f"{path} has schema version {version}, but this tarry supports up to version "
-            f"{len(MIGRATIONS)}: use the newer tarry that wrote the file"
+            f"{newest_version()}: use the newer tarry that wrote the file"
         )
     return version
 
@@ -334,16 +295,17 @@ def upgrade(connection: sqlite3.Connection, path: StorePath, version: int) -> bo
 
     Return whether the file was empty.
     """
-    if version == len(MIGRATIONS):
+    if version == newest_version():
         return False
     connection.execute("BEGIN IMMEDIATE")  # after an error, closing the connection rolls back
     # The version is read again, now with the write lock: another process may have upgraded the
     # file since the caller read the version.
     found_version = read_version(connection, path)
-    for number in range(found_version, len(MIGRATIONS)):
-        for statement in MIGRATIONS[number].split(";"):
+    missing = newest_version() - found_version if found_version else len(MIGRATIONS)
+    for migration in MIGRATIONS[len(MIGRATIONS) - missing :]:
+        for statement in migration.split(";"):
             connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {number + 1}")
+    connection.execute(f"PRAGMA user_version = {newest_version()}")
     connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
     connection.execute("COMMIT")
     return found_version == 0

@@ -326,7 +326,7 @@ def delete_task(tx: Transaction, ids: TaskRowIds, status: int) -> None:
     id_range = (attempt_row_id(seq, 0), attempt_row_id(seq + 1, 0))
     execute("DELETE FROM attempt WHERE id > ? AND id < ?", id_range)
     execute("DELETE FROM state WHERE seq = ?", (seq,))
-    statement = "DELETE FROM task WHERE seq = ? RETURNING body_ref, policy_version"
+    statement = "DELETE FROM task WHERE seq = ? RETURNING owned_body_ref, policy_version"
     [(ref, version)] = execute(statement, (seq,))
     if version is not None:
         execute(_DECREMENT_TASKS_OF_VERSION, (tenant, policy, version))

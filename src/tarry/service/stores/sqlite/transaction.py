@@ -109,28 +109,29 @@ ON CONFLICT DO UPDATE SET count = count + excluded.count
 # All lanes are returned as one JSON row, because each fetched row releases the GIL.
 _READ_LANES = MultiRowStatement("""
 WITH wanted (id) AS (VALUES [?])
-SELECT json_group_array(json_array(l.id, l.tenant, l.name, l.parked_until, l.probes, l.opened,
-    l.paused, l.pending, l.in_flight, l.dead, l.served_at, l.last_turn, l.due_at, l.lease_end_at,
-    l.due_check_at, l.expiry_check_at, l.ready, l.last_probe, l.tasks))
+SELECT json_group_array(json_array(l.id, l.tenant, l.name, l.parked_until, l.probes,
+    l.consecutive_opens, l.paused, l.pending, l.in_flight, l.exhausted, l.last_claim_at,
+    l.last_turn, l.due_at, l.lease_end_at, l.due_check_at, l.expiry_check_at, l.ready, l.last_probe,
+    l.tasks))
 FROM wanted CROSS JOIN lane AS l ON l.id = wanted.id
 """)
 _WRITE_LANE_COUNTS = MultiRowStatement(f"""
-INSERT INTO lane (id, tenant, name, tasks, pending, in_flight, dead, due_at, lease_end_at)
+INSERT INTO lane (id, tenant, name, tasks, pending, in_flight, exhausted, due_at, lease_end_at)
 VALUES [?, 0, '', ?, ?, ?, ?, {NULLABLE_NUMBER_SQL}, {NULLABLE_NUMBER_SQL}]
 ON CONFLICT (id) DO UPDATE SET tasks = excluded.tasks, pending = excluded.pending,
-    in_flight = excluded.in_flight, dead = excluded.dead, due_at = excluded.due_at,
-    lease_end_at = excluded.lease_end_at
+    in_flight = excluded.in_flight, exhausted = excluded.exhausted,
+    due_at = excluded.due_at, lease_end_at = excluded.lease_end_at
 """)
 _WRITE_LANE_SCHEDULES = MultiRowStatement(f"""
-INSERT INTO lane (id, tenant, name, parked_until, probes, opened, paused, served_at, last_turn,
-    due_check_at, expiry_check_at, ready, last_probe)
+INSERT INTO lane (id, tenant, name, parked_until, probes, consecutive_opens, paused,
+    last_claim_at, last_turn, due_check_at, expiry_check_at, ready, last_probe)
 VALUES [?, 0, '', {NULLABLE_NUMBER_SQL}, ?, ?, ?, {NULLABLE_NUMBER_SQL}, ?, {NULLABLE_NUMBER_SQL},
     {NULLABLE_NUMBER_SQL}, ?, {NULLABLE_NUMBER_SQL}]
 ON CONFLICT (id) DO UPDATE SET parked_until = excluded.parked_until, probes = excluded.probes,
-    opened = excluded.opened, paused = excluded.paused, served_at = excluded.served_at,
-    last_turn = excluded.last_turn, due_check_at = excluded.due_check_at,
-    expiry_check_at = excluded.expiry_check_at, ready = excluded.ready,
-    last_probe = excluded.last_probe
+    consecutive_opens = excluded.consecutive_opens, paused = excluded.paused,
+    last_claim_at = excluded.last_claim_at, last_turn = excluded.last_turn,
+    due_check_at = excluded.due_check_at, expiry_check_at = excluded.expiry_check_at,
+    ready = excluded.ready, last_probe = excluded.last_probe
 """)
 
 
@@ -142,12 +143,12 @@ class LaneRow(msgspec.Struct, gc=False, array_like=True):
     name: str
     parked_until: int | None
     probes: int
-    consecutive_opens: int  # column `opened`
+    consecutive_opens: int
     paused: int
     pending: int
     in_flight: int
-    exhausted: int  # column `dead`
-    last_claim_at: int | None  # column `served_at`
+    exhausted: int
+    last_claim_at: int | None
     last_turn: int
     due_at: int | None
     lease_end_at: int | None

@@ -76,9 +76,9 @@ _EXPORTS = {
         FROM signing_secret WHERE (tenant, id) > (?1, ?2) ORDER BY tenant, id LIMIT ?3
     """,
     RecordKind.LANE: """
-        SELECT l.name, n.name, l.parked_until, l.probes, l.opened, l.paused, l.pending,
-            l.in_flight, l.dead, l.served_at, l.limits, l.rate, l.concurrency, l.budget,
-            l.budget_at, l.id
+        SELECT l.name, n.name, l.parked_until, l.probes, l.consecutive_opens, l.paused,
+            l.pending, l.in_flight, l.exhausted, l.last_claim_at, l.limits, l.rate, l.concurrency,
+            l.budget, l.budget_at, l.id
         FROM lane AS l CROSS JOIN tenant AS n ON n.id = l.tenant
         WHERE l.id > ?1 ORDER BY l.id LIMIT ?3
     """,
@@ -95,15 +95,14 @@ _EXPORTS = {
     """,
 }
 _INSERT_TASK = """
-INSERT INTO task (id, tenant, key, created_at, policy_version, fingerprint, body_ref, content)
+INSERT INTO task (id, tenant, key, created_at, policy_version, fingerprint,
+    owned_body_ref, packed_content)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING seq
 """
-# `started_at` is `first_due_at`, `forgiven` is `attempts_before_replay`, `lost` is `lost_attempts`,
-# `restarted` is `backoff_offset`, and `last_kind` is `last_outcome_kind`; see `schema`.
 _INSERT_STATE = """
-INSERT INTO state (seq, tenant, lane, policy, status, wake_at, next_attempt_at, started_at, version,
-    attempts, forgiven, lost, restarted, replays, cancelling, worker, previous_delay, last_kind,
-    reason, finished_at)
+INSERT INTO state (seq, tenant, lane, policy, status, wake_at, next_attempt_at, first_due_at,
+    version, attempts, attempts_before_replay, lost_attempts, backoff_offset, replays, cancelling,
+    worker, previous_delay, last_outcome_kind, reason, finished_at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _COUNT_TASK_OF_VERSION = (

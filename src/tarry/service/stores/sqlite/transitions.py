@@ -49,13 +49,11 @@ _SET_CANCELLED = f"""
 UPDATE state SET status = {CANCELLED}, finished_at = ?, attempts = ?, version = version + 1,
     worker = NULL, wake_at = 0 WHERE seq = ?
 """
-# Some columns have other names than the fields of `Task`: `started_at` is `first_due_at`,
-# `forgiven` is `attempts_before_replay`, `restarted` is `backoff_offset`; see `schema`.
 _REPLAY = f"""
-UPDATE state SET status = {PENDING}, wake_at = ?1, next_attempt_at = ?1, started_at = ?1,
-    finished_at = NULL, reason = NULL, version = version + 1, forgiven = attempts,
-    replays = replays + 1, lost = 0, previous_delay = NULL, restarted = 0, last_kind = NULL,
-    cancelling = 0
+UPDATE state SET status = {PENDING}, wake_at = ?1, next_attempt_at = ?1, first_due_at = ?1,
+    finished_at = NULL, reason = NULL, version = version + 1, attempts_before_replay = attempts,
+    replays = replays + 1, lost_attempts = 0, previous_delay = NULL, backoff_offset = 0,
+    last_outcome_kind = NULL, cancelling = 0
 WHERE seq = ?2
 """
 _LEASES_OF_WORKER = f"""
