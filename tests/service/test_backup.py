@@ -16,7 +16,7 @@ from tarry.service import backup
 from tarry.service.backup import Backup, back_up, bodies_folder_of
 from tarry.service.payloads import create_file
 from tarry.service.store import NewTask, Retention
-from tarry.service.stores.sqlite import terminal_tasks
+from tarry.service.stores.sqlite import finished_tasks
 from tarry.service.stores.sqlite.backup import copy_database
 from tests.service.stores.harness import task
 from tests.service.stores.sqlite.harness import DatabaseFile
@@ -138,7 +138,7 @@ def test_a_replaced_backup_has_only_the_new_bodies(folder: StoreFolder) -> None:
     folder.add(1, b"body")
     folder.database.cancel([task(1)])
     folder.back_up()
-    folder.database.run(lambda tx: terminal_tasks.sweep(tx, Retention(0, 0), 10))
+    folder.database.run(lambda tx: finished_tasks.sweep(tx, Retention(0, 0), 10))
     (folder.bodies / ".tarry/x/acme/1").unlink()
     ref = folder.add(2, b"other")
 

@@ -7,7 +7,7 @@ while a transaction is committed share the next transaction.
     executor, writer_process    run operations outside the event loop, in groups
     add, claim, finish, transitions, policies, queries
                                 the operations and queries themselves
-    terminal_tasks              operations on finished tasks: replay, purge, retention
+    finished_tasks              operations on finished tasks: replay, purge, retention
     transaction                 the time, lanes, counters and names that one transaction uses
     database, schema            connection, errors, write-ahead log, tables
     worker_locks                which worker processes are alive, and which is the leader

@@ -11,6 +11,7 @@ from msgspec import Struct
 from tarry.errors import ConfigurationError
 from tarry.service.model import Status
 from tarry.service.store import AddResult, AddStatus
+from tarry.service.stores.sqlite.finished_tasks import delete_task
 from tarry.service.stores.sqlite.queries import (
     SELECT_TASK,
     decode_task,
@@ -18,7 +19,6 @@ from tarry.service.stores.sqlite.queries import (
     pack_ids,
     unpack_id,
 )
-from tarry.service.stores.sqlite.terminal_tasks import delete_task
 from tarry.service.stores.sqlite.transaction import (
     CANCELLED,
     IN_FLIGHT,

@@ -1,7 +1,7 @@
 """`SqliteStore`: implements `tarry.service.store.Store` with a SQLite database.
 
 Queries use a second connection, so that they do not wait for commits. The module `policies` also
-handles API keys, and `terminal_tasks` handles finished tasks: replays, purge and retention.
+handles API keys, and `finished_tasks` handles finished tasks: replays, purge and retention.
 """
 
 # ruff: noqa: D102 - the methods are documented in `tarry.service.store.Store`
@@ -18,12 +18,12 @@ from tarry.service.stores.sqlite import (
     add,
     claim,
     finish,
+    finished_tasks,
     heartbeats,
     lane_activity,
     policies,
     queries,
     series,
-    terminal_tasks,
     transfer,
     transitions,
 )
@@ -393,19 +393,19 @@ class SqliteStore:
         return await self.read(lambda tx: series.list_series(tx, step_ms, since))
 
     async def get_replay(self, tenant: str, replay_id: str) -> model.ReplayRecord | None:
-        return await self.read(lambda tx: terminal_tasks.get_replay(tx, tenant, replay_id))
+        return await self.read(lambda tx: finished_tasks.get_replay(tx, tenant, replay_id))
 
     async def list_replays(
         self, *, running: bool, tenant: str | None = None
     ) -> list[model.ReplayRecord]:
-        find = partial(terminal_tasks.list_replays, running=running, tenant=tenant)
+        find = partial(finished_tasks.list_replays, running=running, tenant=tenant)
         return await self.read(find)
 
     async def cancel_replay(self, tenant: str, replay_id: str) -> model.ReplayRecord | None:
-        return await self.write(OperationCall(terminal_tasks.cancel_replay, tenant, replay_id))
+        return await self.write(OperationCall(finished_tasks.cancel_replay, tenant, replay_id))
 
     async def list_orphaned_bodies(self, limit: int) -> list[str]:
-        return await self.read(lambda tx: terminal_tasks.list_orphaned_bodies(tx, limit))
+        return await self.read(lambda tx: finished_tasks.list_orphaned_bodies(tx, limit))
 
     async def count_tasks(self, tenant: str, task_filter: store.TaskFilter) -> int:
         """Count tasks in steps, so that other queries can run in between."""
@@ -426,7 +426,7 @@ class SqliteStore:
                 return count
 
     async def start_replay(self, replay: model.ReplayRecord) -> model.ReplayRecord:
-        return await self.write(OperationCall(terminal_tasks.start_replay, replay))
+        return await self.write(OperationCall(finished_tasks.start_replay, replay))
 
     async def replay_step(
         self,
@@ -438,22 +438,22 @@ class SqliteStore:
         quota: int | None = None,
     ) -> model.ReplayRecord | None:
         operation = OperationCall(
-            terminal_tasks.replay_step, replay_id, cursor, task_ids, next_cursor, quota
+            finished_tasks.replay_step, replay_id, cursor, task_ids, next_cursor, quota
         )
         if not task_ids:
             return await self.write(operation, urgent=False)
         return await self._write_and_notify(operation, len(task_ids), urgent=False)
 
     async def delete_dead_letters(self, tenant: str, task_ids: Sequence[str]) -> int:
-        operation = OperationCall(terminal_tasks.delete_dead_letters, tenant, task_ids)
+        operation = OperationCall(finished_tasks.delete_dead_letters, tenant, task_ids)
         return await self.write(operation, len(task_ids), urgent=False)
 
     async def sweep(self, retention: store.Retention, limit: int) -> store.SweepResult:
-        operation = OperationCall(terminal_tasks.sweep, retention, limit)
+        operation = OperationCall(finished_tasks.sweep, retention, limit)
         return await self.write(operation, limit, urgent=False)
 
     async def forget_orphaned_bodies(self, refs: Sequence[str]) -> None:
-        operation = OperationCall(terminal_tasks.forget_orphaned_bodies, refs)
+        operation = OperationCall(finished_tasks.forget_orphaned_bodies, refs)
         await self.write(operation, len(refs), urgent=False)
 
     async def export_records(

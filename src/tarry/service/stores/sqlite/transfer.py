@@ -34,6 +34,7 @@ from tarry.service.stores.records import (
     encode,
     encode_limits,
 )
+from tarry.service.stores.sqlite.finished_tasks import insert_replay
 from tarry.service.stores.sqlite.queries import (
     SELECT_TASK,
     SEQ,
@@ -43,7 +44,6 @@ from tarry.service.stores.sqlite.queries import (
     pack_id,
     unpack_id,
 )
-from tarry.service.stores.sqlite.terminal_tasks import insert_replay
 from tarry.service.stores.sqlite.transaction import IN_FLIGHT, PENDING
 
 if TYPE_CHECKING:

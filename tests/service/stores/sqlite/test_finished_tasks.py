@@ -12,7 +12,7 @@ import pytest
 
 from tarry.service.model import ReplayRecord, Status
 from tarry.service.store import NewTask, Retention, SweepResult, TaskFilter
-from tarry.service.stores.sqlite import SqliteStore, add, terminal_tasks, transitions
+from tarry.service.stores.sqlite import SqliteStore, add, finished_tasks, transitions
 from tarry.service.stores.sqlite.queries import SELECT_TASK, decode_task
 from tarry.service.stores.sqlite.transaction import Transaction
 from tests.service.stores.conformance import dead_letters, retention
@@ -60,11 +60,11 @@ def test_many_dead_letters_are_read_in_steps(tmp_path: Path) -> None:
     run_on_store(tmp_path / "tasks.db", main)
 
 
-def test_terminal_tasks_of_a_replay_are_counted_in_steps(
+def test_finished_tasks_of_a_replay_are_counted_in_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step reads a limited number of tasks; tasks behind unfinished ones are counted, too."""
-    monkeypatch.setattr(terminal_tasks, "MAX_COUNTED_TASKS", 2)
+    monkeypatch.setattr(finished_tasks, "MAX_COUNTED_TASKS", 2)
 
     async def main(store: SqliteStore) -> None:
         clock = store.database._clock
@@ -134,7 +134,7 @@ def test_a_lane_can_be_removed_and_used_in_one_transaction(database_file: Databa
     database_file.run(
         partial(add_task, tasks=[NewTask(task(2, "b"))]),
         partial(transitions.cancel, tenant="acme", task_id=task_id(2)),
-        partial(terminal_tasks.sweep, retention=Retention(0, 0), limit=500),
+        partial(finished_tasks.sweep, retention=Retention(0, 0), limit=500),
         partial(add_task, tasks=[NewTask(task(3, "b")), NewTask(task(4, "a"))]),
     )
 
@@ -146,7 +146,7 @@ def test_a_failed_removal_changes_nothing(database_file: DatabaseFile) -> None:
     finish_task(database_file, 1, "a")
 
     def sweep_and_fail(tx: Transaction) -> None:
-        terminal_tasks.sweep(tx, Retention(0, 0), 500)
+        finished_tasks.sweep(tx, Retention(0, 0), 500)
         raise RuntimeError("stop")
 
     with pytest.raises(RuntimeError, match="stop"):
@@ -159,7 +159,7 @@ def test_a_failed_removal_changes_nothing(database_file: DatabaseFile) -> None:
 # --- the size of the file -------------------------------------------------------------------------
 
 
-def add_terminal_tasks(file: DatabaseFile, count: int) -> None:
+def add_finished_tasks(file: DatabaseFile, count: int) -> None:
     """Add tasks whose rows take one page each, and finish them."""
     batch = [
         NewTask(task(number, packed_content=bytes(3000)), lease_on_add=True)
@@ -171,7 +171,7 @@ def add_terminal_tasks(file: DatabaseFile, count: int) -> None:
 def sweep(file: DatabaseFile, retention_ms: int = 0) -> SweepResult:
     """Delete up to 500 finished tasks that are older than `retention_ms`."""
     retention = Retention(retention_ms, retention_ms)
-    [result] = file.run(partial(terminal_tasks.sweep, retention=retention, limit=500))
+    [result] = file.run(partial(finished_tasks.sweep, retention=retention, limit=500))
     assert isinstance(result, SweepResult)
     return result
 
@@ -186,7 +186,7 @@ def count_pages(file: DatabaseFile) -> tuple[int, int]:
 
 def test_the_file_shrinks_after_retention(database_file: DatabaseFile) -> None:
     """Sweeps release free pages in small steps; then a checkpoint shrinks the file."""
-    add_terminal_tasks(database_file, 3000)
+    add_finished_tasks(database_file, 3000)
     free_counts = [0]
     removed_count, has_more = 0, True
     while has_more:
@@ -196,7 +196,7 @@ def test_the_file_shrinks_after_retention(database_file: DatabaseFile) -> None:
     page_count, free_count = count_pages(database_file)
 
     assert 3000 == removed_count
-    assert free_count == terminal_tasks.MIN_FREE_PAGES
+    assert free_count == finished_tasks.MIN_FREE_PAGES
     assert page_count < free_count + 200
     assert 64 == max(before - after for before, after in pairwise(free_counts))
     connection, _ = database_file.database.open()
@@ -209,8 +209,8 @@ def test_a_file_with_few_free_pages_keeps_them(
     database_file: DatabaseFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Up to a quarter of the file stays free for new tasks."""
-    monkeypatch.setattr(terminal_tasks, "MIN_FREE_PAGES", 0)
-    add_terminal_tasks(database_file, 100)
+    monkeypatch.setattr(finished_tasks, "MIN_FREE_PAGES", 0)
+    add_finished_tasks(database_file, 100)
     database_file.run(lambda tx: tx.execute("CREATE TABLE ballast (content BLOB)"))
     database_file.run(
         lambda tx: tx.execute("INSERT INTO ballast VALUES (zeroblob(400 * 4096))").fetchall()
@@ -230,12 +230,12 @@ def test_a_file_without_incremental_vacuum_does_not_shrink(tmp_path: Path) -> No
     with closing(sqlite3.connect(path)) as connection:  # as created by earlier versions
         connection.execute("PRAGMA journal_mode = WAL")
     file = DatabaseFile(path)
-    add_terminal_tasks(file, 2000)
+    add_finished_tasks(file, 2000)
     for _ in range(4):
         sweep(file)
     page_count, free_count = count_pages(file)
 
-    assert free_count > terminal_tasks.MIN_FREE_PAGES
+    assert free_count > finished_tasks.MIN_FREE_PAGES
     assert not sweep(file).has_more
     assert (page_count, free_count) == count_pages(file)
     file.database.close()
@@ -243,9 +243,9 @@ def test_a_file_without_incremental_vacuum_does_not_shrink(tmp_path: Path) -> No
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.execute("VACUUM")
     assert 0 == count_pages(file)[1]
-    add_terminal_tasks(file, 2000)
+    add_finished_tasks(file, 2000)
     for _ in range(100):
         if not sweep(file).has_more:
             break
-    assert terminal_tasks.MIN_FREE_PAGES == count_pages(file)[1]
+    assert finished_tasks.MIN_FREE_PAGES == count_pages(file)[1]
     file.database.close()
