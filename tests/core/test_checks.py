@@ -20,9 +20,8 @@ from tarry.core.checks import (
     check_positive,
     check_ratio,
     reject_unknown_arguments,
-    require_extra,
 )
-from tarry.errors import ConfigurationError, ConfigurationTypeError, MissingExtra, short_repr
+from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 
 HUGE = 10**400
 """An int that is too large for a float."""
@@ -194,16 +193,6 @@ def test_not_one_of(value: object) -> None:
 def test_short_repr(value: object, expected: str) -> None:
     """short_repr() cuts a repr, redacts a password, and describes a number it cannot print."""
     assert expected == short_repr(value)
-
-
-def test_require_extra() -> None:
-    """require_extra() turns a failed import into an error with the pip command."""
-    with (
-        pytest.raises(MissingExtra, match=r"^x needs y: pip install 'tarry\[z\]'$") as caught,
-        require_extra("x needs y", "z"),
-    ):
-        raise ImportError("y")
-    assert isinstance(caught.value.__cause__, ImportError)
 
 
 @pytest.mark.parametrize(

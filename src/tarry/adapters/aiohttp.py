@@ -16,7 +16,8 @@ from tarry.adapters.http import messages
 from tarry.adapters.http.hand_off import HandOffSender
 from tarry.adapters.http.messages import DrainedBody, HttpClientFunctions, RequestSnapshot
 from tarry.adapters.http.send import OriginRegistry, reject_unknown_arguments
-from tarry.core.checks import check_flag, require_extra
+from tarry.core.checks import check_flag
+from tarry.core.extras import require_extra
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import ResultNotAccepted
 from tarry.runtime import drivers, event_loops

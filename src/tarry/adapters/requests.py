@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from tarry.adapters.http import messages
 from tarry.adapters.http.messages import DrainedBody, HttpClientFunctions, RequestSnapshot
 from tarry.adapters.http.send import RequestSender, reject_unknown_arguments
-from tarry.core.checks import require_extra
+from tarry.core.extras import require_extra
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import BlockingWait, ConfigurationError, ResultNotAccepted
 from tarry.wire import http

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from tarry.client.errors import ServiceError, ServiceUnreachable
-from tarry.core.checks import check_positive, require_extra
+from tarry.core.checks import check_positive
+from tarry.core.extras import require_extra
 from tarry.core.policy import UNLIMITED_ATTEMPTS, Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.runtime.config import check_policy

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from tarry.core.checks import ImmutableValue, Seconds, check_at_least, to_seconds
+from tarry.core.checks import Seconds, check_at_least, to_seconds
+from tarry.core.values import ImmutableValue
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 
 BackoffName = Literal["fixed", "linear", "exponential"]

@@ -1,23 +1,22 @@
-"""Checks for arguments and optional packages, and the base class of immutable values.
+"""Functions that check arguments.
 
 A check that fails raises ConfigurationError with the field, the rule and the value.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from functools import partial
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, Union
+from typing import TYPE_CHECKING, TypeAlias, Union
 
 from tarry.core.text import did_you_mean
-from tarry.errors import ConfigurationError, ConfigurationTypeError, MissingExtra
+from tarry.errors import ConfigurationError, ConfigurationTypeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from datetime import timedelta
 
-# Not a string: `tarry.Seconds | None` must work in annotations that a program evaluates.
+# `Union[...]`, not a quoted alias: programs evaluate annotations such as `tarry.Seconds | None` at
+# run time.
 Seconds: TypeAlias = Union[float, "timedelta"]
 """A duration that a user passes, as a number of seconds or a `timedelta`."""
 
@@ -107,64 +106,3 @@ def reject_unknown_arguments(
         other_name = other_names.get(name)
         advice = f"use {other_name}=" if other_name else did_you_mean(name, known) + hint
         raise ConfigurationTypeError(f"{owner} has no argument {name}=; {advice}")
-
-
-@contextmanager
-def require_extra(need: str, extra: str) -> Generator[None]:
-    """Raise MissingExtra if an import in the `with` block fails.
-
-    The message consists of `need`, such as "RedisStore needs redis", and the pip command for the
-    `extra` of tarry.
-    """
-    try:
-        yield
-    except ImportError as error:
-        raise MissingExtra(f"{need}: pip install 'tarry[{extra}]'") from error
-
-
-class ImmutableValue:
-    """Base class of immutable values, which are compared, hashed and printed by their fields.
-
-    A subclass lists its fields in `_fields` and stores them in `__init__`. This class is used
-    instead of `dataclasses`, whose import would add 10 ms to `import tarry`.
-    """
-
-    __slots__ = ()
-
-    _fields: ClassVar[tuple[str, ...]]
-    """The names of the arguments of `__init__`; each is stored in the attribute of that name."""
-
-    def _set(self, **values: object) -> None:
-        """Store attributes by name, such as values that are computed from the fields."""
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
-
-    def _set_fields(self, *values: object) -> None:
-        """Store the values of all fields, in the order of `_fields`."""
-        set_attribute = object.__setattr__  # a local name is faster, and this runs for each failure
-        for name, value in zip(self._fields, values, strict=True):
-            set_attribute(self, name, value)
-
-    def _asdict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self._fields}
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"{type(self).__name__} cannot be changed; create a new one")
-
-    def __delattr__(self, name: str) -> None:
-        self.__setattr__(name, None)
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not type(self):
-            return NotImplemented
-        return self._asdict() == other._asdict()
-
-    def __hash__(self) -> int:
-        return hash((type(self), *self._asdict().values()))
-
-    def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={value!r}" for name, value in self._asdict().items())
-        return f"{type(self).__name__}({fields})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial(type(self), **self._asdict()), ()

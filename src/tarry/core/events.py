@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast, dataclass_transform
 
-from tarry.core.checks import ImmutableValue
+from tarry.core.values import ImmutableValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, cast
 
-from tarry.core.checks import ImmutableValue, check_at_least, to_seconds
+from tarry.core.checks import check_at_least, to_seconds
+from tarry.core.values import ImmutableValue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

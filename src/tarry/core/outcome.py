@@ -10,7 +10,8 @@ from errno import ECONNREFUSED, EHOSTDOWN, EHOSTUNREACH, ENETDOWN, ENETUNREACH
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from tarry.core.checks import ImmutableValue, check_count, check_one_of
+from tarry.core.checks import check_count, check_one_of
+from tarry.core.values import ImmutableValue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

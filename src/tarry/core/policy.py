@@ -24,7 +24,6 @@ from tarry.core.backoff import (
     call_jitter,
 )
 from tarry.core.checks import (
-    ImmutableValue,
     Seconds,
     check_at_least,
     check_count,
@@ -41,6 +40,7 @@ from tarry.core.outcome import (
     RETRYABLE_STATUSES,
 )
 from tarry.core.text import did_you_mean, format_duration
+from tarry.core.values import ImmutableValue
 from tarry.core.verdict import Attempt
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 

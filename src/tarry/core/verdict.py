@@ -10,8 +10,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from tarry.core.checks import ImmutableValue
 from tarry.core.text import format_duration
+from tarry.core.values import ImmutableValue
 
 if TYPE_CHECKING:
     from tarry.core.hints import Hint

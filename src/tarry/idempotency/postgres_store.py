@@ -16,7 +16,7 @@ import re
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tarry.core.checks import require_extra
+from tarry.core.extras import require_extra
 from tarry.errors import ConfigurationError
 from tarry.idempotency.store import ExistingRecord, Record, decode_response, encode_headers
 

@@ -22,12 +22,13 @@ from typing import Any, Self, cast
 from tarry.core.adaptive_limit import AdaptiveLimit
 from tarry.core.breaker import Breaker
 from tarry.core.budget import RatioBudget, ThrottleBudget, TokenBudget
-from tarry.core.checks import ImmutableValue, check_one_of
+from tarry.core.checks import check_one_of
 from tarry.core.downstream import Downstream
 from tarry.core.hedging import Hedging
 from tarry.core.limiter import AIMD, AdaptiveRate, InFlight
 from tarry.core.policy import Policy
 from tarry.core.text import did_you_mean
+from tarry.core.values import ImmutableValue
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 
 BUDGETS: dict[str, Callable[..., Any]] = {

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from tarry.core.checks import require_extra
+from tarry.core.extras import require_extra
 from tarry.errors import ConfigurationError, TarryError
 from tarry.service.model import TaskContent
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from tarry.core.checks import require_extra
+from tarry.core.extras import require_extra
 from tarry.errors import ConfigurationError, StoreUnavailable, TarryError, short_repr
 from tarry.service.redaction import redact_user_info
 

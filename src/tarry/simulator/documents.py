@@ -19,7 +19,7 @@ from secrets import token_hex
 from shutil import copymode
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
-from tarry.core.checks import require_extra
+from tarry.core.extras import require_extra
 from tarry.core.text import did_you_mean
 from tarry.errors import ConfigurationError, MissingExtra, short_repr
 

@@ -20,7 +20,7 @@ from string import Template
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from tarry.core.checks import require_extra
+from tarry.core.extras import require_extra
 from tarry.simulator.charts import build_charts
 from tarry.simulator.documents import check_output_path, write_atomically
 from tarry.simulator.formatting import (

@@ -14,7 +14,8 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tarry.core import events
-from tarry.core.checks import check_one_of, require_extra
+from tarry.core.checks import check_one_of
+from tarry.core.extras import require_extra
 from tarry.core.outcome import Kind
 from tarry.errors import ConfigurationTypeError, ResultNotAccepted
 from tarry.telemetry import metrics as common_metrics

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tarry.core import events
-from tarry.core.checks import require_extra
+from tarry.core.extras import require_extra
 from tarry.core.outcome import Kind
 from tarry.errors import ConfigurationTypeError
 from tarry.telemetry import metrics

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from tarry.core.checks import require_extra
+from tarry.core.extras import require_extra
 from tarry.telemetry.logs import EVENT_NAMES, event_fields, log_level
 
 with require_extra("this listener needs structlog", "structlog"):

@@ -9,7 +9,8 @@ import selectors
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
-from tarry.core.checks import check_count, check_number, require_extra
+from tarry.core.checks import check_count, check_number
+from tarry.core.extras import require_extra
 from tarry.errors import ConfigurationError
 from tarry.runtime.effects import effects
 from tarry.runtime.events import bus

@@ -17,7 +17,7 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tarry.adapters.http.send import OriginRegistry
-from tarry.core.checks import require_extra
+from tarry.core.extras import require_extra
 from tarry.core.outcome import PERMANENT, SUCCESS, Kind, Outcome, outcome_of_code
 from tarry.core.verdict import Attempt
 from tarry.errors import Cancelled, ConfigurationTypeError

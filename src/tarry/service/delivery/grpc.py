@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tarry.core.checks import require_extra
+from tarry.core.extras import require_extra
 from tarry.errors import ConfigurationError
 from tarry.service.certificates import CertificateFiles, ReloadingCertificate
 from tarry.service.delivery import DeliveryError, DeliveryResult, Fault

@@ -13,7 +13,7 @@ from base64 import b64decode, b64encode
 from secrets import token_bytes
 from typing import TYPE_CHECKING
 
-from tarry.core.checks import require_extra
+from tarry.core.extras import require_extra
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from collections import Counter
 from math import ceil, log2
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from tarry.core.checks import require_extra
+from tarry.core.extras import require_extra
 from tarry.service.lane_activity import BUCKETS_PER_DOUBLING, MIN_DURATION_MS, latency_bucket
 from tarry.service.model import Status
 from tarry.service.tenant_shares import TenantShares

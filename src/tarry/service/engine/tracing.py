@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from tarry.core.checks import require_extra
+from tarry.core.extras import require_extra
 from tarry.core.outcome import SUCCESS
 from tarry.errors import ConfigurationError
 from tarry.service.delivery import DeliveryResult

@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from msgspec import Struct
 
-from tarry.core.checks import require_extra
+from tarry.core.extras import require_extra
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.runtime.effects import effects
 from tarry.service.store import StoreLost

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit
 from zlib import crc32
 
-from tarry.core.checks import require_extra
+from tarry.core.extras import require_extra
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.shutdown import cancel_and_wait
 from tarry.service.store import StoreLost

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from tarry.core.checks import ImmutableValue
+from tarry.core.values import ImmutableValue
 
 
 class Point(ImmutableValue):
