@@ -1,10 +1,18 @@
 """Tests of docs/architecture.md and of the layout that it and CONTRIBUTING.md describe."""
 
+import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
+REPEATED_CLASSES = {
+    "AttemptLog": "the entry of an attempt log in the API and a log file are both public",
+    "Downstream": "`tarry.Downstream` adds a lock; public signatures have the class of the core",
+    "SearchFilter": "the filter of requests and the arguments of the client",
+}
+"""Names that two classes have, with the reason."""
 
 
 def test_files_on_the_page_exist() -> None:
@@ -46,3 +54,15 @@ def test_layers_on_the_page_are_those_of_the_code() -> None:
     }
 
     assert actual - {"py.typed"} == documented
+
+
+def test_no_two_classes_have_the_same_name() -> None:
+    """A class name means one thing in the whole project."""
+    counts = Counter(
+        node.name
+        for path in (ROOT / "src" / "tarry").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+
+    assert set(REPEATED_CLASSES) == {name for name, count in counts.items() if count > 1}

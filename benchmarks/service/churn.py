@@ -29,7 +29,7 @@ from tarry.errors import StoreUnavailable
 from tarry.service.encryption import Codec
 from tarry.service.model import AttemptRecord, Status, Task, TaskContent
 from tarry.service.store import ClaimResult, LeaseTerms, NewTask, Retention, TaskResult
-from tarry.service.stores.postgres import PostgresStore
+from tarry.service.stores.postgres import PostgresTaskStore
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -74,7 +74,7 @@ def run(tasks: int, progress: Progress) -> list[ChurnWindow]:
 async def _measure(url: str, tasks: int, progress: Progress) -> list[ChurnWindow]:
     import asyncpg
 
-    store = PostgresStore(url)
+    store = PostgresTaskStore(url)
     await store.open()
     other_client = await asyncpg.connect(url)
     windows: list[ChurnWindow] = []
@@ -106,7 +106,7 @@ async def _measure(url: str, tasks: int, progress: Progress) -> list[ChurnWindow
     return windows
 
 
-async def _pass_batch(store: PostgresStore, first: int) -> float:
+async def _pass_batch(store: PostgresTaskStore, first: int) -> float:
     """Add, claim, finish and delete tasks; return the milliseconds of the first claim."""
     new_tasks = _build_batch(first, 0)
     await _retry(lambda: store.add(new_tasks))

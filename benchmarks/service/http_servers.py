@@ -33,7 +33,7 @@ from benchmarks.service.peers import common
 from benchmarks.service.processes import BenchmarkError, ProcessGroup, free_port
 from tarry.service.api.messages import ApiResponse
 from tarry.service.app import Service
-from tarry.service.http.server import Server
+from tarry.service.http.server import HttpServer
 from tarry.service.settings import Settings
 
 SERVERS = ("tarry", "tarry-asgi", "uvicorn", "granian", "hypercorn")
@@ -46,7 +46,7 @@ RESPONSE = ApiResponse(200, b'{"ok":true}', [(b"content-type", b"application/jso
 
 
 class TrivialApp:
-    """The trivial application, with the attributes of `Service` that `Server` uses."""
+    """The trivial application, with the attributes of `Service` that `HttpServer` uses."""
 
     def __init__(self) -> None:
         self.settings = Settings(host=HOST, port=PORT)
@@ -89,7 +89,7 @@ def serve(server: str) -> None:
     if server.startswith("tarry"):
         if server == "tarry-asgi":
             app.api.fast_routes.clear()
-        Server(app, lambda _url: None, shutdown_timeout_s=1).run()
+        HttpServer(app, lambda _url: None, shutdown_timeout_s=1).run()
     elif server == "uvicorn":
         import uvicorn
 

@@ -37,7 +37,13 @@ from tarry.core.breaker import BreakerState
 from tarry.core.verdict import Reason
 from tarry.service.delivery import Fault
 from tarry.service.model import LOST, Status, Task
-from tarry.service.store import AddStatus, CancelStatus, FinishStatus, RetryNowStatus, TaskFilter
+from tarry.service.store import (
+    AddStatus,
+    CancelStatus,
+    FinishStatus,
+    RetryNowStatus,
+    StoredTaskFilter,
+)
 from tests.chaos.simulated_stores import run_synchronously
 
 if TYPE_CHECKING:
@@ -47,7 +53,7 @@ if TYPE_CHECKING:
 
 _ROUNDING_MS = 0.001
 """Tolerance for floating-point times."""
-_ALL_TASKS = TaskFilter()
+_ALL_TASKS = StoredTaskFilter()
 
 
 class AcceptedTask(NamedTuple):
@@ -237,7 +243,7 @@ class InvariantChecker:
                 continue
             leased = [
                 task
-                for task in self._list_tasks(TaskFilter(lane=name, status=Status.IN_FLIGHT))
+                for task in self._list_tasks(StoredTaskFilter(lane=name, status=Status.IN_FLIGHT))
                 if task.wake_at > claim.now
             ]
             if lane.parked_until > claim.now:
@@ -285,7 +291,7 @@ class InvariantChecker:
 
     def list_leases(self, worker: str) -> list[Task]:
         """Return the tasks that are leased to a process, whose worker has this name."""
-        leased = self._list_tasks(TaskFilter(status=Status.IN_FLIGHT))
+        leased = self._list_tasks(StoredTaskFilter(status=Status.IN_FLIGHT))
         return [task for task in leased if task.worker == worker]
 
     def all_tasks_finished(self) -> bool:
@@ -355,10 +361,10 @@ class InvariantChecker:
             task = run_synchronously(self._store.get_task(tenant, accepted.id))
             if task is not None:
                 return task
-        page = run_synchronously(self._store.list_tasks(tenant, TaskFilter(key=key), limit=1))
+        page = run_synchronously(self._store.list_tasks(tenant, StoredTaskFilter(key=key), limit=1))
         return page.items[0] if page.items else None
 
-    def _list_tasks(self, task_filter: TaskFilter = _ALL_TASKS) -> list[Task]:
+    def _list_tasks(self, task_filter: StoredTaskFilter = _ALL_TASKS) -> list[Task]:
         tenants = self._environment.world.tenants
         pages = (self._store.list_tasks(name, task_filter, limit=10_000) for name in tenants)
         return [task for page in pages for task in run_synchronously(page).items]

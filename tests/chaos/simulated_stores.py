@@ -19,8 +19,8 @@ from typing import Any, Protocol, TypeVar, cast
 from unittest.mock import patch
 
 from tarry.service.store import Store
-from tarry.service.stores.postgres import PostgresStore, database
-from tarry.service.stores.redis import RedisStore, connection
+from tarry.service.stores.postgres import PostgresTaskStore, database
+from tarry.service.stores.redis import RedisTaskStore, connection
 from tests.integration.postgres_store import empty_tables
 from tests.integration.servers import postgres_server, redis_server
 from tests.service.stores.reference_store import ReferenceStore
@@ -168,7 +168,7 @@ def postgres_stores(dsn: str) -> Iterator[SimulatedStores]:
     with (
         patch.object(database, "CONNECT_TIMEOUT_S", _CALL_TIMEOUT_S),
         patch.object(database, "CALL_TIMEOUT_S", _CALL_TIMEOUT_S),
-        closing(ServerStores(lambda clock: PostgresStore(url, clock=clock))) as stores,
+        closing(ServerStores(lambda clock: PostgresTaskStore(url, clock=clock))) as stores,
     ):
         yield stores
 
@@ -181,7 +181,7 @@ def redis_stores(url: str) -> Iterator[SimulatedStores]:
     with (
         patch.object(connection, "_REPLY_TIMEOUT_S", _CALL_TIMEOUT_S),
         patch.object(connection, "_CALL_TIMEOUT_S", _CALL_TIMEOUT_S),
-        closing(ServerStores(lambda clock: RedisStore(store_url, clock=clock))) as stores,
+        closing(ServerStores(lambda clock: RedisTaskStore(store_url, clock=clock))) as stores,
     ):
         yield stores
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tarry.service.store import NewTask
-from tarry.service.stores.sqlite import SqliteStore
+from tarry.service.stores.sqlite import SqliteTaskStore
 from tests.cli.harness import create_store, run_command
 from tests.integration.service import service, target
 from tests.service.stores.harness import task
@@ -88,7 +88,7 @@ def test_a_killed_command_is_continued(tmp_path: Path) -> None:
     old, new = tmp_path / "old.db", tmp_path / "new.db"
 
     async def add_tasks() -> None:
-        store = SqliteStore(old)
+        store = SqliteTaskStore(old)
         await store.open()
         for begin in range(0, TASK_COUNT, 1000):
             numbers = range(begin, begin + 1000)
@@ -156,7 +156,7 @@ def test_encrypted_contents_are_moved_and_bodies_are_not(tmp_path: Path) -> None
     content = b"\xc1encrypted"
 
     async def add_task() -> None:
-        store = SqliteStore(old)
+        store = SqliteTaskStore(old)
         await store.open()
         new_task = task(1, packed_content=content, owned_body_ref=".tarry/x/acme/1")
         await store.add([NewTask(new_task)])

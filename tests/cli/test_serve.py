@@ -112,10 +112,10 @@ def test_a_store_that_does_not_close_is_abandoned(
     patch = f"""
 import asyncio, time
 from contextlib import suppress
-from tarry.service.stores.sqlite import SqliteStore
+from tarry.service.stores.sqlite import SqliteTaskStore
 async def close_forever(self):
     {close}
-SqliteStore.close = close_forever
+SqliteTaskStore.close = close_forever
 """
     (tmp_path / "sitecustomize.py").write_text(patch)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

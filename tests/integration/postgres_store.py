@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tarry.service.stores.postgres import PostgresStore
+from tarry.service.stores.postgres import PostgresTaskStore
 from tarry.service.stores.postgres.database import Database
 from tests.integration.postgres import SEARCH_PATH, connected
 from tests.integration.postgres_parameters import find_wrong_parameters
@@ -43,11 +43,11 @@ def new_schema_url(dsn: str) -> str:
     return f"{dsn}&schema=s{next(_numbers)}"
 
 
-def run_on_store(url: str, main: Callable[[PostgresStore], Awaitable[None]]) -> None:
+def run_on_store(url: str, main: Callable[[PostgresTaskStore], Awaitable[None]]) -> None:
     """Run a coroutine function with an open store on a manual clock."""
 
     async def run() -> None:
-        store = PostgresStore(url, clock=ManualClock())
+        store = PostgresTaskStore(url, clock=ManualClock())
         await store.open()
         try:
             await main(store)
@@ -78,7 +78,7 @@ def run_case(
                 return connection
 
             patch.setattr(Database, "connect", connect_with_logger)
-            await StoreHarness(lambda clock: PostgresStore(url, clock=clock)).run(case)
+            await StoreHarness(lambda clock: PostgresTaskStore(url, clock=clock)).run(case)
         statements = [(query.query, query.args) for query in queries if query.exception is None]
         assert statements
         assert [] == await find_wrong_parameters(dsn, statements)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tarry.service.api.auth import make_api_key
-from tarry.service.stores.sqlite import SqliteStore
+from tarry.service.stores.sqlite import SqliteTaskStore
 from tests.integration.service import Response, Service, service
 
 
@@ -58,7 +58,7 @@ class Tenants:
 
 
 async def _make_keys(database: Path, *tenants: str) -> dict[str, str]:
-    store = SqliteStore(database)
+    store = SqliteTaskStore(database)
     await store.open()
     secrets = {}
     for tenant in tenants:

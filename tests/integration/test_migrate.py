@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tarry.service.app import make_store
-from tarry.service.store import Store, TaskFilter
-from tarry.service.stores.postgres import PostgresStore
-from tarry.service.stores.redis import RedisStore
-from tarry.service.stores.sqlite import SqliteStore
+from tarry.service.store import Store, StoredTaskFilter
+from tarry.service.stores.postgres import PostgresTaskStore
+from tarry.service.stores.redis import RedisTaskStore
+from tarry.service.stores.sqlite import SqliteTaskStore
 from tarry.service.transfer import NamedStore, move_records
 from tests.cli.harness import create_store, run_command
 from tests.integration.postgres_store import new_schema_url
@@ -57,11 +57,11 @@ def test_a_move_through_all_engines_keeps_all_contents(
     """The contents stay the same in SQLite, PostgreSQL, Redis, PostgreSQL and SQLite."""
     clock = ManualClock()
     stores: list[Store] = [
-        SqliteStore(tmp_path / "a.db", clock=clock),
-        PostgresStore(new_schema_url(postgres_dsn), clock=clock),
-        RedisStore(new_redis_url(redis_url), clock=clock),
-        PostgresStore(new_schema_url(postgres_dsn), clock=clock),
-        SqliteStore(tmp_path / "b.db", clock=clock),
+        SqliteTaskStore(tmp_path / "a.db", clock=clock),
+        PostgresTaskStore(new_schema_url(postgres_dsn), clock=clock),
+        RedisTaskStore(new_redis_url(redis_url), clock=clock),
+        PostgresTaskStore(new_schema_url(postgres_dsn), clock=clock),
+        SqliteTaskStore(tmp_path / "b.db", clock=clock),
     ]
     asyncio.run(move_along(stores, clock))
 
@@ -75,7 +75,7 @@ def test_the_command_moves_to_a_server_and_back(
     file, new_file = tmp_path / "a.db", tmp_path / "b.db"
 
     async def fill_file() -> None:
-        harness = StoreHarness(lambda _clock: SqliteStore(file))
+        harness = StoreHarness(lambda _clock: SqliteTaskStore(file))
         await harness.reopen()
         await harness.add_dead_letter(1)
         await harness.store.close()
@@ -95,7 +95,7 @@ def test_the_command_moves_to_a_server_and_back(
     async def count_dead_letters() -> int:
         store = make_store(str(new_file))
         await store.open()
-        page = await store.list_attempts_of_tasks("acme", TaskFilter())
+        page = await store.list_attempts_of_tasks("acme", StoredTaskFilter())
         await store.close()
         return len(page.items)
 

@@ -10,7 +10,7 @@ import pytest
 
 from tarry.service.model import Status
 from tarry.service.store import FinishStatus, LeaseTerms, NewTask
-from tarry.service.stores.postgres import PostgresStore
+from tarry.service.stores.postgres import PostgresTaskStore
 from tests.integration.postgres_store import new_schema_url
 from tests.integration.servers import pgbouncer_server
 from tests.integration.service import service, target
@@ -32,7 +32,7 @@ def test_stores_share_the_connections_of_a_pooler(pgbouncer_dsn: str, options: s
     """More clients than connections add, claim and finish at the same time, without an error."""
     url = new_schema_url(pgbouncer_dsn) + options
 
-    async def add_and_finish(store: PostgresStore, number: int) -> None:
+    async def add_and_finish(store: PostgresTaskStore, number: int) -> None:
         first = number * TASKS_PER_STORE
         tasks = [task(n, f"h{n % 3}") for n in range(first, first + TASKS_PER_STORE)]
         await asyncio.gather(*(store.add([NewTask(each)]) for each in tasks))
@@ -52,7 +52,7 @@ def test_stores_share_the_connections_of_a_pooler(pgbouncer_dsn: str, options: s
             finished_count += len(results)
 
     async def main() -> None:
-        stores = [PostgresStore(url) for _ in range(STORE_COUNT)]
+        stores = [PostgresTaskStore(url) for _ in range(STORE_COUNT)]
         await asyncio.gather(*(store.open() for store in stores))
         try:
             assert all(store.database.is_pooled for store in stores)
@@ -77,7 +77,7 @@ def test_no_pooler_is_found_if_there_is_none(postgres_dsn: str) -> None:
     """A store that is connected to the server caches statements and listens."""
 
     async def main() -> None:
-        store = PostgresStore(new_schema_url(postgres_dsn))
+        store = PostgresTaskStore(new_schema_url(postgres_dsn))
         await store.open()
         assert not store.database.is_pooled
         assert store.database.can_listen

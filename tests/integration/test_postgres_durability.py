@@ -9,7 +9,7 @@ import pytest
 
 from tarry.errors import StoreUnavailable
 from tarry.service.store import AddStatus, NewTask, Release
-from tarry.service.stores.postgres import PostgresStore
+from tarry.service.stores.postgres import PostgresTaskStore
 from tarry.service.stores.postgres.group_flush import FLUSH
 from tests.integration.postgres import connected
 from tests.integration.postgres_store import new_schema_url, run_on_store
@@ -22,7 +22,7 @@ _IS_FLUSHED = "SELECT pg_current_wal_flush_lsn() >= $1::text::pg_lsn"
 def test_results_are_durable_when_a_call_returns(postgres_dsn: str) -> None:
     """The log is flushed up to the transactions of additions, claims, results and releases."""
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         database, flush = store.database, store.database.flush
         written: list[str] = []
 
@@ -53,7 +53,7 @@ def test_results_are_durable_when_a_call_returns(postgres_dsn: str) -> None:
 def test_a_call_fails_if_the_server_ends_connections_before_the_flush(postgres_dsn: str) -> None:
     """After a crash or failover, the commit of a call may be lost: the call has to be repeated."""
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         database, flush = store.database, store.database.flush
         await store.add([NewTask(task(1))])
 
@@ -92,7 +92,7 @@ def test_a_flush_needs_no_privileges(postgres_dsn: str) -> None:
 def test_the_setting_of_the_connection_stays_on(postgres_dsn: str) -> None:
     """Commits are deferred for the four hot calls only; others of the connection wait for disk."""
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         await store.add([NewTask(task(1))])
 
         assert "on" == await store.database.fetch_value("SHOW synchronous_commit")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tarry.service.store import NewTask, Retention
-from tarry.service.stores.postgres import PostgresStore
+from tarry.service.stores.postgres import PostgresTaskStore
 from tests.integration.postgres_store import new_schema_url, run_on_store
 from tests.service.stores.harness import (
     DAY_MS,
@@ -19,12 +19,12 @@ RETENTION = Retention(succeeded_ms=7 * DAY_MS, exhausted_ms=30 * DAY_MS)
 FIRST_DAY = START_MS // DAY_MS
 
 
-async def count_rows(store: PostgresStore, table: str) -> int:
+async def count_rows(store: PostgresTaskStore, table: str) -> int:
     """Return the number of rows of a table."""
     return int(await store.database.fetch_value("SELECT count(*) FROM tarry." + table))  # noqa: S608 - a test
 
 
-async def list_days(store: PostgresStore) -> list[int]:
+async def list_days(store: PostgresTaskStore) -> list[int]:
     """Return the days that have partitions, counted from the first day of the test."""
     rows = await store.database.fetch(
         "SELECT relname FROM pg_inherits JOIN pg_class AS c ON c.oid = inhrelid "
@@ -36,7 +36,7 @@ async def list_days(store: PostgresStore) -> list[int]:
 def test_a_partition_is_dropped_after_its_tasks(postgres_dsn: str) -> None:
     """Rows of a day are dropped with its partition; a dead letter of that day is moved before."""
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         clock = store._clock
         assert isinstance(clock, ManualClock)
         assert list(range(8)) == await list_days(store)
@@ -68,7 +68,7 @@ def test_a_partition_is_dropped_after_its_tasks(postgres_dsn: str) -> None:
 def test_tasks_without_a_partition_are_stored(postgres_dsn: str) -> None:
     """A day that has no partition uses the default partition, also when others are created."""
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         clock = store._clock
         assert isinstance(clock, ManualClock)
         clock.advance(20 * DAY_MS)

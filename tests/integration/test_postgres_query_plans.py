@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from tarry.service.model import Status, Task
-from tarry.service.store import NewTask, Release, Retention, TaskFilter
-from tarry.service.stores.postgres import PostgresStore
+from tarry.service.store import NewTask, Release, Retention, StoredTaskFilter
+from tarry.service.stores.postgres import PostgresTaskStore
 from tests.integration.postgres import connected
 from tests.integration.postgres_store import new_schema_url, run_on_store
 from tests.service.stores.harness import (
@@ -43,19 +43,19 @@ SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelid = 'tarry.live_que
 """
 
 
-async def sequential_scans(store: PostgresStore) -> dict[str, int]:
+async def sequential_scans(store: PostgresTaskStore) -> dict[str, int]:
     """Return the number of sequential scans of the tables that grow, by table."""
     await store.database.fetch(_FLUSH)
     return dict(await store.database.fetch(_SEQUENTIAL_SCANS))
 
 
-async def rows_read(store: PostgresStore) -> int:
+async def rows_read(store: PostgresTaskStore) -> int:
     """Return how many rows of tables this store's only connection has read so far."""
     await store.database.fetch(_FLUSH)
     return int(await store.database.fetch_value(_ROWS_READ))
 
 
-async def write_tasks(store: PostgresStore, first_number: int) -> list[Task]:
+async def write_tasks(store: PostgresTaskStore, first_number: int) -> list[Task]:
     """Call the operations that change tasks, for ten tasks; return leased tasks."""
     clock = store._clock
     assert isinstance(clock, ManualClock)
@@ -76,21 +76,21 @@ async def write_tasks(store: PostgresStore, first_number: int) -> list[Task]:
     return leased
 
 
-async def read_tasks(store: PostgresStore, leased: list[Task]) -> None:
+async def read_tasks(store: PostgresTaskStore, leased: list[Task]) -> None:
     """Call the operations that read tasks, and the retention."""
     await store.add([NewTask(leased[0])])
     await store.get_task("acme", leased[0].id)
     await store.list_attempts("acme", leased[0].id)
     await store.last_attempts("acme", [leased[0].id, leased[1].id])
-    await store.list_tasks("acme", TaskFilter(status=Status.SUCCEEDED), limit=5)
-    await store.list_tasks("acme", TaskFilter(), limit=5)
+    await store.list_tasks("acme", StoredTaskFilter(status=Status.SUCCEEDED), limit=5)
+    await store.list_tasks("acme", StoredTaskFilter(), limit=5)
     await store.sweep(Retention(DAY_MS, DAY_MS), 10)
 
 
 def test_no_hot_statement_scans_a_table(postgres_dsn: str) -> None:
     """Adding, claiming and finishing use indexes, although the tables have no statistics."""
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         before = await sequential_scans(store)  # by the creation of tables
         for first_number in range(0, 100, 10):
             await write_tasks(store, first_number)
@@ -104,7 +104,7 @@ def test_no_hot_statement_scans_a_table(postgres_dsn: str) -> None:
 def test_the_cost_does_not_grow_with_waiting_tasks(postgres_dsn: str, has_statistics: bool) -> None:
     """With 3,000 waiting tasks, calls read about as many rows as with 30."""
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         clock = store._clock
         assert isinstance(clock, ManualClock)
         costs: list[int] = []
@@ -130,7 +130,7 @@ def test_the_cost_does_not_grow_with_waiting_tasks(postgres_dsn: str, has_statis
 def test_a_claim_reads_few_rows_for_each_task(postgres_dsn: str) -> None:
     """A claim of 100 tasks out of 2,000 does not read other tasks of the tenant."""
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         for first_number in range(0, 2_000, 200):
             numbers = range(first_number, first_number + 200)
             await store.add([NewTask(task(n, f"h{n % 10}")) for n in numbers])
@@ -160,7 +160,7 @@ def test_a_long_transaction_does_not_make_calls_read_old_versions_of_lanes(
 ) -> None:
     """Each call updates its lanes and tenant, but reads only the newest versions of these rows."""
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         clock = store._clock
         assert isinstance(clock, ManualClock)
         due = clock.now + DAY_MS
@@ -200,7 +200,7 @@ def test_a_long_transaction_does_not_make_calls_read_old_versions_of_lanes(
 def test_a_long_transaction_does_not_make_claims_slower(postgres_dsn: str) -> None:
     """Entries of finished tasks, which cannot be removed from the index, are not read again."""
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         clock = store._clock
         assert isinstance(clock, ManualClock)
         entries: list[int] = []

@@ -10,7 +10,7 @@ from typing import Any
 
 from tarry.service.model import PolicyVersion
 from tarry.service.store import AddStatus, FinishStatus, LaneWriteStatus, NewTask, Retention
-from tarry.service.stores.postgres import PostgresStore, live_tasks
+from tarry.service.stores.postgres import PostgresTaskStore, live_tasks
 from tarry.service.stores.postgres.database import Transaction
 from tarry.service.stores.postgres.functions.constants import QUOTA_LOCK
 from tests.integration.postgres_store import new_schema_url, run_on_store
@@ -31,7 +31,7 @@ LOCK_TIMEOUT = "SET LOCAL lock_timeout = '300ms'"
 
 
 @asynccontextmanager
-async def transaction(store: PostgresStore) -> AsyncGenerator[Transaction]:
+async def transaction(store: PostgresTaskStore) -> AsyncGenerator[Transaction]:
     """Open a transaction of another process; it is committed at the end."""
     connection = await import_module("asyncpg").connect(store.database.options.dsn)
     try:
@@ -56,12 +56,12 @@ async def start(tx: Transaction, call: Awaitable[Any]) -> asyncio.Future[Any]:
     return started
 
 
-def run(dsn: str, main: Callable[[PostgresStore], Awaitable[None]]) -> None:
+def run(dsn: str, main: Callable[[PostgresTaskStore], Awaitable[None]]) -> None:
     """Run a test with an empty store."""
     run_on_store(new_schema_url(dsn), main)
 
 
-def advance(store: PostgresStore, ms: int) -> None:
+def advance(store: PostgresTaskStore, ms: int) -> None:
     """Advance the clock of a store."""
     assert isinstance(store._clock, ManualClock)
     store._clock.advance(ms)
@@ -70,7 +70,7 @@ def advance(store: PostgresStore, ms: int) -> None:
 def test_a_claim_does_not_hide_a_task_that_is_being_added(postgres_dsn: str) -> None:
     """A claim that finds nothing leaves the check time that a concurrent addition has set."""
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         await store.add([NewTask(task(1), delay_ms=10 * SECOND_MS)])
         await store.cancel("acme", task(1).id)
         advance(store, 10 * SECOND_MS)
@@ -89,7 +89,7 @@ def test_a_claim_does_not_hide_a_task_that_is_being_added(postgres_dsn: str) -> 
 def test_a_task_is_stored_if_its_lane_is_removed_meanwhile(postgres_dsn: str) -> None:
     """A task whose unused lane is removed while the task is being added gets a new lane."""
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         await store.pause(LANE)
         await store.resume(LANE)
         async with transaction(store) as tx:
@@ -110,7 +110,7 @@ def test_a_task_is_stored_if_its_lane_is_removed_meanwhile(postgres_dsn: str) ->
 def test_a_sweep_keeps_a_policy_of_a_task_that_is_being_added(postgres_dsn: str) -> None:
     """A sweep does not remove the record of a deleted policy, or a replaced version, in use."""
 
-    async def sweep_during_addition(store: PostgresStore, policy: str, new: NewTask) -> None:
+    async def sweep_during_addition(store: PostgresTaskStore, policy: str, new: NewTask) -> None:
         for document in (b"1", b"2"):
             version = PolicyVersion(tenant="acme", id=policy, version=0, document=document)
             await store.put_policy(version, replace=True)
@@ -122,7 +122,7 @@ def test_a_sweep_keeps_a_policy_of_a_task_that_is_being_added(postgres_dsn: str)
             sweep = await start(tx, store.sweep(RETENTION, 100))
         await sweep
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         await sweep_during_addition(store, "deleted", NewTask(task(1, policy_id="deleted")))
         referring = NewTask(task(2, policy_id="replaced", policy_version=1))
         await sweep_during_addition(store, "replaced", referring)
@@ -138,7 +138,7 @@ def test_a_sweep_keeps_a_policy_of_a_task_that_is_being_added(postgres_dsn: str)
 def test_a_sweep_keeps_a_lane_that_is_being_paused(postgres_dsn: str) -> None:
     """A sweep does not remove an unused lane between the two statements of a pause."""
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         await store.pause(LANE)
         await store.resume(LANE)
         async with transaction(store) as tx:
@@ -153,7 +153,7 @@ def test_a_sweep_keeps_a_lane_that_is_being_paused(postgres_dsn: str) -> None:
 def test_results_with_callbacks_lock_lanes_before_tenants(postgres_dsn: str) -> None:
     """A result with a callback task waits for the callback's lane without locking the tenant."""
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         callback = task(2, host="b")
         added = await store.add(
             [NewTask(task(1), lease_on_add=True), NewTask(task(3, host="b"))], LEASE
@@ -172,7 +172,7 @@ def test_results_with_callbacks_lock_lanes_before_tenants(postgres_dsn: str) -> 
 def test_results_with_callbacks_create_lanes_before_locks(postgres_dsn: str) -> None:
     """A result waits for another process that creates the callback's lane, and locks nothing."""
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         callback = task(2, host="b")
         [added] = await store.add([NewTask(task(1), lease_on_add=True)], LEASE)
         async with transaction(store) as tx:
@@ -197,7 +197,7 @@ def test_results_with_callbacks_create_lanes_before_locks(postgres_dsn: str) -> 
 def test_a_pause_and_a_change_of_limits_lock_in_the_same_order(postgres_dsn: str) -> None:
     """A pause that waits for a change of limits has not locked the lane."""
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         await store.add([NewTask(task(1))])
         for change in (store.pause, store.resume):
             async with transaction(store) as tx:
@@ -213,7 +213,7 @@ def test_a_pause_and_a_change_of_limits_lock_in_the_same_order(postgres_dsn: str
 def test_batches_insert_keys_in_the_same_order(postgres_dsn: str) -> None:
     """A batch that waits for the key of one tenant has not inserted keys of later tenants."""
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         await store.add([NewTask(task(1))])
         await store.add([NewTask(task(2, tenant="beta"))])
         batch = [NewTask(task(3, tenant="beta")), NewTask(task(4))]
@@ -230,7 +230,7 @@ def test_batches_insert_keys_in_the_same_order(postgres_dsn: str) -> None:
 def test_versions_of_policies_are_locked_after_lanes(postgres_dsn: str) -> None:
     """An addition or deletion that waits for a lane has not locked the version of the policy."""
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         version = PolicyVersion(tenant="acme", id="webhook", version=0, document=b"1")
         await store.put_policy(version, replace=True)
         first, second = (task(n, policy_id="webhook", policy_version=1) for n in (1, 2))
@@ -253,7 +253,7 @@ def test_versions_of_policies_are_locked_after_lanes(postgres_dsn: str) -> None:
 def test_a_task_that_replaces_a_cancelled_one_locks_lanes_before_tenants(postgres_dsn: str) -> None:
     """A batch that waits for a lane has not locked the tenant for the task that it replaces."""
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         await store.add([NewTask(task(1, key="k")), NewTask(task(2, host="b"))])
         await store.cancel("acme", task(1).id)
         batch = [NewTask(task(3, key="k")), NewTask(task(4, host="b"))]
@@ -270,7 +270,7 @@ def test_a_task_that_replaces_a_cancelled_one_locks_lanes_before_tenants(postgre
 def test_a_resumed_lane_is_found_if_its_tenant_falls_asleep_meanwhile(postgres_dsn: str) -> None:
     """Tasks of a lane that is resumed are claimed, although a claim puts the tenant to sleep."""
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         resumed = task(3, host="b")
         await store.pause(resumed.lane)
         await store.add([NewTask(task(1)), NewTask(task(2)), NewTask(resumed)])

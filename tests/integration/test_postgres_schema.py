@@ -10,7 +10,7 @@ import pytest
 from tarry.errors import ConfigurationError
 from tarry.service.model import Status, WorkerRecord
 from tarry.service.store import LeaseTerms, NewTask, Retention, StoreLost
-from tarry.service.stores.postgres import PostgresStore, database, schema
+from tarry.service.stores.postgres import PostgresTaskStore, database, schema
 from tests.integration.postgres import connected
 from tests.integration.postgres_store import new_schema_url, run_on_store
 from tests.service.stores.harness import DAY_MS, success_result, task
@@ -62,7 +62,7 @@ SELECT k.seq, k.id, k.key, '', '' FROM tarry.task_key AS k;
 
 async def open_and_close(url: str) -> None:
     """Open a store, which upgrades its tables."""
-    store = PostgresStore(url)
+    store = PostgresTaskStore(url)
     try:
         await store.open()
     finally:
@@ -94,7 +94,7 @@ def test_an_older_process_continues_after_an_upgrade(
     """A store that is open while a newer version upgrades the tables can still use them."""
     url = new_schema_url(postgres_dsn)
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         await store.add([NewTask(task(1))])
         with monkeypatch.context() as newer:
             newer.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, ADD_COLUMNS))
@@ -174,7 +174,7 @@ def test_a_failed_migration_is_rolled_back(
     """A failed migration changes nothing, and the tables can be used by the older version."""
     url = new_schema_url(postgres_dsn)
 
-    async def fill(store: PostgresStore) -> None:
+    async def fill(store: PostgresTaskStore) -> None:
         await store.add([NewTask(task(1))])
 
     run_on_store(url, fill)
@@ -183,7 +183,7 @@ def test_a_failed_migration_is_rolled_back(
         with pytest.raises(asyncpg.PostgresSyntaxError):
             asyncio.run(open_and_close(url))
 
-    async def check(store: PostgresStore) -> None:
+    async def check(store: PostgresTaskStore) -> None:
         assert 1 == (await store.counters()).task_counts[Status.PENDING]
 
     run_on_store(url, check)
@@ -195,7 +195,7 @@ def test_a_migration_does_not_deadlock_with_calls(
     """A migration gives up its locks if it waits for a transaction that may wait for them."""
     url = new_schema_url(postgres_dsn)
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         async with connected(postgres_dsn) as other:
             transaction = other.transaction()
             await transaction.start()
@@ -217,7 +217,7 @@ def test_a_migration_does_not_deadlock_with_calls(
 def test_a_call_that_waited_for_an_upgrade_is_retried(postgres_dsn: str) -> None:
     """Functions of the first version, which do not maintain all columns, cannot change lanes."""
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         await store.add([NewTask(task(1))])
         for table in ("lane", "tenant"):
             old_statement = store.database.sql(f"UPDATE tarry.{table} SET last_turn = 1")  # noqa: S608
@@ -241,7 +241,7 @@ def test_lanes_and_tenants_of_the_first_version_are_upgraded(postgres_dsn: str) 
                 await tables.upgrade(connection)
             await connection.execute(tables.sql(FIRST_VERSION_ROWS))
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         leased = (await store.claim(LEASE, limit=5, per_lane=5)).tasks
         assert ["asleep", "ready"] == sorted(each.lane[11:].partition(".")[0] for each in leased)
         await store.add([NewTask(task(1, "ready")), NewTask(task(2, "new"))])
@@ -262,7 +262,7 @@ def test_tables_that_were_recreated_are_noticed(postgres_dsn: str, loss: str) ->
 
     async def main() -> None:
         url = new_schema_url(postgres_dsn)
-        old, new = PostgresStore(url), PostgresStore(url)
+        old, new = PostgresTaskStore(url), PostgresTaskStore(url)
         await old.open()
         await old.ping()
         name = old.database.schema.name

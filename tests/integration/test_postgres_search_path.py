@@ -13,7 +13,7 @@ import pytest
 
 from tarry.errors import ConfigurationError
 from tarry.service.store import LeaseTerms, NewTask
-from tarry.service.stores.postgres import PostgresStore
+from tarry.service.stores.postgres import PostgresTaskStore
 from tests.integration.postgres import SEARCH_PATH, connected
 from tests.integration.postgres_shadows import create_as_attacker
 from tests.integration.postgres_store import new_schema_url, run_case, run_on_store
@@ -42,7 +42,7 @@ def pgbouncer_dsn(shadowed_dsn: str) -> Iterator[str]:
 def test_a_function_of_another_role_is_not_called(postgres_dsn: str) -> None:
     """A role that creates a function with the name of a built-in one does not get an API key."""
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         await create_as_attacker(postgres_dsn, store.database.sql(ADD_API_KEY))
         try:
             await store.add([NewTask(task(1)), NewTask(task(2, "other"))])
@@ -89,7 +89,7 @@ def test_each_function_has_a_search_path(postgres_dsn: str, *, is_upgraded: bool
         WHERE p.pronamespace = $1::regnamespace
     """
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         async with connected(postgres_dsn) as connection:
             rows = await connection.fetch(functions, store.database.options.schema)
         unsafe = [
@@ -100,7 +100,7 @@ def test_each_function_has_a_search_path(postgres_dsn: str, *, is_upgraded: bool
         assert len(rows) > 20
         assert [] == unsafe
 
-    async def make_old(store: PostgresStore) -> None:
+    async def make_old(store: PostgresTaskStore) -> None:
         async with connected(postgres_dsn) as connection:
             statements = store.database.sql(OLD_FUNCTIONS)
             schema = f"'{store.database.options.schema}'"
@@ -115,7 +115,7 @@ def test_each_function_has_a_search_path(postgres_dsn: str, *, is_upgraded: bool
 def test_each_connection_has_a_search_path(postgres_dsn: str) -> None:
     """A setting in the URL or of the role does not change the search_path of the store."""
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         assert not store.database.is_pooled
         path = await store.database.fetch_value("SHOW search_path")
         assert path == SEARCH_PATH
@@ -132,7 +132,7 @@ def test_a_schema_in_which_all_roles_may_create_functions_is_refused(
         async with connected(postgres_dsn) as connection:
             await connection.execute(statement)
 
-    async def use(_: PostgresStore) -> None:
+    async def use(_: PostgresTaskStore) -> None:
         pass
 
     asyncio.run(execute("CREATE SCHEMA open_to_all; GRANT CREATE ON SCHEMA open_to_all TO PUBLIC"))

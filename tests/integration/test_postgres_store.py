@@ -11,7 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.store import FinishStatus, NewTask
-from tarry.service.stores.postgres import PostgresStore
+from tarry.service.stores.postgres import PostgresTaskStore
 from tests.integration.postgres import connected
 from tests.integration.postgres_store import empty_tables, new_schema_url, run_case
 from tests.service.stores.comparison import STORE_FACTORIES, StoreFactory
@@ -40,7 +40,7 @@ def test_the_store_has_the_results_and_contents_of_the_reference_store(
 
     def store_factory(_folder: Path) -> StoreFactory:
         asyncio.run(empty_tables(postgres_dsn))
-        return lambda clock: PostgresStore(f"{postgres_dsn}&pool_size=2", clock=clock)
+        return lambda clock: PostgresTaskStore(f"{postgres_dsn}&pool_size=2", clock=clock)
 
     monkeypatch.delitem(STORE_FACTORIES, "sqlite")
     monkeypatch.setitem(STORE_FACTORIES, "postgres", store_factory)
@@ -81,10 +81,10 @@ def test_a_server_that_may_lose_tasks_is_refused(
     """Settings with which commits may be lost are logged, or refused with `strict_durability`."""
 
     async def main() -> None:
-        store = PostgresStore(postgres_dsn)
+        store = PostgresTaskStore(postgres_dsn)
         await store.open()
         await store.close()
-        strict_store = PostgresStore(postgres_dsn, strict_durability=True)
+        strict_store = PostgresTaskStore(postgres_dsn, strict_durability=True)
         with pytest.raises(ConfigurationError, match="strict_durability is set; fsync is off"):
             await strict_store.open()
         await strict_store.close()
@@ -100,7 +100,7 @@ def test_a_login_that_is_refused_later_is_temporary(postgres_dsn: str) -> None:
         url = new_schema_url(postgres_dsn).replace("postgres@", "rotated@", 1)
         async with connected(postgres_dsn) as operator:
             await operator.execute("CREATE ROLE rotated LOGIN SUPERUSER")
-            store = PostgresStore(url)
+            store = PostgresTaskStore(url)
             await store.open()
             await store.add([NewTask(task(1))])
             [leased] = (await store.claim(LEASE, limit=1, per_lane=1)).tasks
@@ -112,7 +112,7 @@ def test_a_login_that_is_refused_later_is_temporary(postgres_dsn: str) -> None:
             for _ in range(3):
                 with pytest.raises(StoreUnavailable):
                     await store.finish([success_result(leased)])
-            late_store = PostgresStore(url)
+            late_store = PostgresTaskStore(url)
             with pytest.raises(ConfigurationError, match="refused the connection"):
                 await late_store.open()
             await late_store.close()
@@ -132,7 +132,7 @@ def test_a_result_is_stored_after_a_permission_was_revoked(postgres_dsn: str) ->
             await operator.execute(
                 "CREATE ROLE limited LOGIN; GRANT ALL ON DATABASE postgres TO limited"
             )
-            store = PostgresStore(url)
+            store = PostgresTaskStore(url)
             await store.open()
             await store.add([NewTask(task(1))])
             [leased] = (await store.claim(LEASE, limit=1, per_lane=1)).tasks

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 from tarry.service.model import Status, Task
-from tarry.service.store import LeaseTerms, NewTask, Release, Retention, TaskFilter
-from tarry.service.stores.postgres import PostgresStore
+from tarry.service.store import LeaseTerms, NewTask, Release, Retention, StoredTaskFilter
+from tarry.service.stores.postgres import PostgresTaskStore
 from tests.integration.postgres_store import new_schema_url
 from tests.service.stores.comparison import TENANTS, snapshot
 from tests.service.stores.harness import (
@@ -66,7 +66,7 @@ INCONSISTENCIES = {
 class Worker:
     """Makes random calls of a store, as one task of a process does."""
 
-    def __init__(self, number: int, store: PostgresStore, leased: list[Task]) -> None:
+    def __init__(self, number: int, store: PostgresTaskStore, leased: list[Task]) -> None:
         self._random = random.Random(number)
         self._store = store
         self._leased = leased
@@ -148,12 +148,12 @@ class Worker:
     async def purge(self) -> None:
         """Delete dead letters."""
         tenant = self._random.choice(TENANTS)
-        query = TaskFilter(status=Status.EXHAUSTED)
+        query = StoredTaskFilter(status=Status.EXHAUSTED)
         page = await self._store.list_tasks(tenant, query, limit=3)
         await self._store.delete_dead_letters(tenant, [found.id for found in page.items])
 
 
-async def finish_all(store: PostgresStore) -> None:
+async def finish_all(store: PostgresTaskStore) -> None:
     """Finish all tasks that are left; each must be found by a claim."""
     terms = LeaseTerms("last worker", 10_000, 1000)
     for lane in LANES:
@@ -172,7 +172,7 @@ def test_the_tables_stay_consistent(postgres_dsn: str) -> None:
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
-            stores = [PostgresStore(url) for _ in range(STORE_COUNT)]
+            stores = [PostgresTaskStore(url) for _ in range(STORE_COUNT)]
             for store in stores:
                 stack.push_async_callback(store.close)
                 await store.open()

@@ -17,9 +17,9 @@ from tarry.service.store import (
     LeaseTerms,
     NewTask,
     PolicyWriteStatus,
-    TaskFilter,
+    StoredTaskFilter,
 )
-from tarry.service.stores.postgres import PostgresStore, database
+from tarry.service.stores.postgres import PostgresTaskStore, database
 from tests.integration.postgres import connected
 from tests.integration.postgres_store import new_schema_url, run_on_store
 from tests.integration.servers import postgres_server
@@ -37,13 +37,13 @@ WORKER_COUNT = 4
 
 
 def run_on_stores(
-    url: str, count: int, main: Callable[[list[PostgresStore]], Awaitable[None]]
+    url: str, count: int, main: Callable[[list[PostgresTaskStore]], Awaitable[None]]
 ) -> None:
     """Run a coroutine function with several stores over the same data, opened at the same time."""
 
     async def run() -> None:
         async with AsyncExitStack() as stack:
-            stores = [PostgresStore(f"{url}&pool_size=4") for _ in range(count)]
+            stores = [PostgresTaskStore(f"{url}&pool_size=4") for _ in range(count)]
             for store in stores:
                 stack.push_async_callback(store.close)
             await asyncio.gather(*(store.open() for store in stores))
@@ -55,7 +55,7 @@ def run_on_stores(
 def test_several_processes_create_the_tables_at_once(postgres_dsn: str) -> None:
     """Processes that start at the same time wait for each other."""
 
-    async def main(stores: list[PostgresStore]) -> None:
+    async def main(stores: list[PostgresTaskStore]) -> None:
         assert 4 == len({store._leader_token for store in stores})
         leaders = [await store.try_lead() for store in stores]
         assert 1 == sum(leaders)
@@ -66,7 +66,7 @@ def test_several_processes_create_the_tables_at_once(postgres_dsn: str) -> None:
 def test_each_task_is_leased_once(postgres_dsn: str) -> None:
     """Workers that add, claim and finish at the same time share the tasks; the counters match."""
 
-    async def main(stores: list[PostgresStore]) -> None:
+    async def main(stores: list[PostgresTaskStore]) -> None:
         leased_ids: list[str] = []
 
         async def add(index: int) -> None:
@@ -93,7 +93,7 @@ def test_each_task_is_leased_once(postgres_dsn: str) -> None:
         counts = counters.task_counts
         assert (0, 0) == (counts[Status.PENDING], counts[Status.IN_FLIGHT])
         assert 100 * WORKER_COUNT == counts[Status.SUCCEEDED] + counts[Status.EXHAUSTED]
-        listed = await stores[0].count_tasks("acme", TaskFilter(status=Status.EXHAUSTED))
+        listed = await stores[0].count_tasks("acme", StoredTaskFilter(status=Status.EXHAUSTED))
         assert (
             counts[Status.EXHAUSTED]
             == listed
@@ -107,7 +107,7 @@ def test_each_task_is_leased_once(postgres_dsn: str) -> None:
 def test_quotas_hold_across_processes(postgres_dsn: str) -> None:
     """Processes that add at the same time do not exceed the quotas of tasks and lanes together."""
 
-    async def main(stores: list[PostgresStore]) -> None:
+    async def main(stores: list[PostgresTaskStore]) -> None:
         async def add(index: int) -> list[AddStatus]:
             statuses: list[AddStatus] = []
             for begin in range(0, 40, 4):
@@ -131,7 +131,7 @@ def test_quotas_hold_across_processes(postgres_dsn: str) -> None:
 def test_another_process_is_woken(postgres_dsn: str) -> None:
     """A process that listens is woken by a task that another process has added, not by its own."""
 
-    async def main(stores: list[PostgresStore]) -> None:
+    async def main(stores: list[PostgresTaskStore]) -> None:
         woken = [asyncio.Event(), asyncio.Event()]
         for store, event in zip(stores, woken, strict=True):
             store.listen(event.set)
@@ -153,7 +153,7 @@ def test_text_from_outside_is_stored_unchanged(postgres_dsn: str) -> None:
     """NUL and other control characters, quotes and any Unicode text are returned as given."""
     text = "a\0b\x1a'\"\\%_$1 ü\U0001f600\x1a0"
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         new = task(1, key=text, policy_id=text, owned_body_ref=text, lane=f"acme/{text}")
         [added] = await store.add([NewTask(new, lease_on_add=True)], LeaseTerms(text, 1000, 1000))
         assert added.leased
@@ -161,7 +161,7 @@ def test_text_from_outside_is_stored_unchanged(postgres_dsn: str) -> None:
         assert (AddStatus.EXISTING, text) == (existing.status, existing.task.worker)
         [status] = await store.finish([exhausted_result(added.task, text)])
         assert FinishStatus.APPLIED is status
-        query = TaskFilter(key=text, reason=text, lane=new.lane, policy_id=text)
+        query = StoredTaskFilter(key=text, reason=text, lane=new.lane, policy_id=text)
         [found] = (await store.list_tasks("acme", query)).items
         assert (text, text, text, new.lane) == (
             found.key,
@@ -182,7 +182,7 @@ def test_text_from_outside_is_stored_unchanged(postgres_dsn: str) -> None:
 def test_the_store_works_without_prepared_statements(postgres_dsn: str) -> None:
     """With `statement_cache=off`, no statement and no lock is left in the connection."""
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         [added] = await store.add([NewTask(task(1), lease_on_add=True)], LEASE)
         await store.finish([retry_result(added.task, 0)])
         [leased] = (await store.claim(LEASE, limit=1, per_lane=1)).tasks
@@ -200,7 +200,7 @@ def test_the_store_works_without_prepared_statements(postgres_dsn: str) -> None:
 def test_a_long_transaction_of_another_client_does_not_stop_the_store(postgres_dsn: str) -> None:
     """Calls continue while another client has an open transaction that has read the tables."""
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         clock = store._clock
         assert isinstance(clock, ManualClock)
         async with connected(postgres_dsn) as other:
@@ -223,7 +223,7 @@ def test_a_database_that_does_not_exist_is_a_configuration_error(postgres_dsn: s
     url = postgres_dsn.replace("postgres@/postgres", "postgres:s3cret@/missing")
 
     async def main() -> None:
-        store = PostgresStore(url)
+        store = PostgresTaskStore(url)
         with pytest.raises(ConfigurationError, match='database "missing" does not exist') as caught:
             await store.open()
         assert "s3cret" not in str(caught.value)
@@ -237,7 +237,7 @@ def test_the_store_reconnects_after_a_restart_of_the_server() -> None:
 
     async def main() -> None:
         with postgres_server() as server:
-            store = PostgresStore(server.address)
+            store = PostgresTaskStore(server.address)
             with pytest.raises(StoreUnavailable, match="not open"):
                 await store.ping()
             await store.open()
@@ -266,7 +266,7 @@ def test_a_store_closes_while_its_listener_loses_its_connection(
 ) -> None:
     """The listener ends although its connection is closed when it is cancelled."""
 
-    async def main(store: PostgresStore) -> None:
+    async def main(store: PostgresTaskStore) -> None:
         connections: list[Any] = []
         connect, woken = store.database.connect, asyncio.Event()
 
@@ -289,7 +289,7 @@ def test_a_server_that_is_away_at_the_start_is_unavailable(postgres_dsn: str) ->
     """Opening a store fails with StoreUnavailable if there is no server."""
 
     async def main() -> None:
-        store = PostgresStore(postgres_dsn.partition("?")[0] + "?host=/nowhere")
+        store = PostgresTaskStore(postgres_dsn.partition("?")[0] + "?host=/nowhere")
         with pytest.raises(StoreUnavailable):
             await store.open()
         await store.close()
@@ -304,7 +304,7 @@ def test_a_server_that_does_not_respond_is_unavailable(monkeypatch: pytest.Monke
 
     async def main() -> None:
         with postgres_server() as server:
-            store = PostgresStore(server.address)
+            store = PostgresTaskStore(server.address)
             await store.open()
             with server.suspended():
                 for _ in range(2):

@@ -23,10 +23,10 @@ from tarry.service.store import (
     LeaseTerms,
     NewTask,
     Retention,
+    StoredTaskFilter,
     StoreLost,
-    TaskFilter,
 )
-from tarry.service.stores.redis import RedisStore, connection
+from tarry.service.stores.redis import RedisTaskStore, connection
 from tarry.service.stores.redis import store as store_module
 from tarry.service.stores.redis.store import SCHEMA_VERSION
 from tests.chaos.tcp_proxy import Disturbance, tcp_proxy
@@ -55,12 +55,12 @@ def nodes() -> Iterator[list[ClusterNode]]:
         yield running_nodes
 
 
-def run_on(url: str, main: Callable[[RedisStore], Awaitable[None]]) -> None:
+def run_on(url: str, main: Callable[[RedisTaskStore], Awaitable[None]]) -> None:
     """Run a coroutine function with a new store, which uses the clock of the server."""
 
     async def run() -> None:
         separator = "&" if "?" in url else "?"
-        store = RedisStore(f"{url}{separator}prefix=failures-{next(_numbers)}")
+        store = RedisTaskStore(f"{url}{separator}prefix=failures-{next(_numbers)}")
         await store.open()
         try:
             await main(store)
@@ -87,7 +87,7 @@ async def retry_until_available(call: Callable[[], Awaitable[Any]]) -> Any:
 def test_a_store_works_again_after_a_restart(server: Server) -> None:
     """Calls raise StoreUnavailable while the server is down; acknowledged tasks are still there."""
 
-    async def main(store: RedisStore) -> None:
+    async def main(store: RedisTaskStore) -> None:
         await store.add([NewTask(task(1))])
         server.stop()
         for call in (store.ping, store.counters, lambda: store.add([NewTask(task(2))])):
@@ -104,7 +104,7 @@ def test_a_store_works_again_after_a_restart(server: Server) -> None:
 def test_wakeups_continue_after_a_restart(server: Server) -> None:
     """A store that listens subscribes again, and can be closed while the server is down."""
 
-    async def main(store: RedisStore) -> None:
+    async def main(store: RedisTaskStore) -> None:
         woken = asyncio.Event()
         store.listen(woken.set)
         await woken.wait()  # the subscription
@@ -125,7 +125,7 @@ def test_wakeups_continue_after_a_restart(server: Server) -> None:
 def test_closing_waits_for_running_calls(server: Server) -> None:
     """A call that was made before `close` has its result, and a later one is refused."""
 
-    async def main(store: RedisStore) -> None:
+    async def main(store: RedisTaskStore) -> None:
         calls = [asyncio.ensure_future(store.add([NewTask(task(n))])) for n in range(40)]
         await asyncio.sleep(0)
         await store.close()
@@ -143,7 +143,7 @@ def test_a_server_that_hangs_is_unavailable(
     """A call ends with StoreUnavailable after the timeout, and the next one reconnects."""
     monkeypatch.setattr(connection, "_REPLY_TIMEOUT_S", 0.2)
 
-    async def main(store: RedisStore) -> None:
+    async def main(store: RedisTaskStore) -> None:
         with server.suspended(), pytest.raises(StoreUnavailable, match="no reply in time"):
             await store.ping()
         await retry_until_available(store.ping)
@@ -154,7 +154,7 @@ def test_a_server_that_hangs_is_unavailable(
 def test_all_connections_are_replaced_after_one_was_reset(server: Server) -> None:
     """When a call has failed because the network was interrupted, the next calls succeed."""
 
-    async def main(store: RedisStore) -> None:
+    async def main(store: RedisTaskStore) -> None:
         await asyncio.gather(*(store.ping() for _ in range(8)))  # opens 8 connections
         proxy.disturb(Disturbance.RESET)
         proxy.disturb(Disturbance.NONE)
@@ -169,7 +169,7 @@ def test_all_connections_are_replaced_after_one_was_reset(server: Server) -> Non
 def test_a_full_server_changes_nothing(server: Server) -> None:
     """Without memory, a batch raises StoreUnavailable and none of its tasks is stored."""
 
-    async def main(store: RedisStore) -> None:
+    async def main(store: RedisTaskStore) -> None:
         await store.add([NewTask(task(1))])
         with redis.Redis.from_url(server.address) as client:
             client.config_set("maxmemory", 1)
@@ -188,7 +188,7 @@ def test_a_full_server_changes_nothing(server: Server) -> None:
 def test_a_full_server_still_finishes_tasks(server: Server) -> None:
     """Without memory, stored tasks are leased, finished and removed, which frees memory."""
 
-    async def main(store: RedisStore) -> None:
+    async def main(store: RedisTaskStore) -> None:
         await store.add([NewTask(task(number)) for number in range(3)])
         [lost] = (await store.claim(OTHER_LEASE, limit=1, per_lane=1)).tasks
         with redis.Redis.from_url(server.address) as client:
@@ -216,7 +216,7 @@ def test_a_full_server_still_finishes_tasks(server: Server) -> None:
 def test_a_task_is_cancelled_on_a_full_server(server: Server) -> None:
     """Without memory, the cancellation of a leased task can be requested."""
 
-    async def main(store: RedisStore) -> None:
+    async def main(store: RedisTaskStore) -> None:
         await store.add([NewTask(task(1))])
         [leased] = (await store.claim(LEASE, limit=1, per_lane=1)).tasks
         with redis.Redis.from_url(server.address) as client:
@@ -232,7 +232,7 @@ def test_a_task_is_cancelled_on_a_full_server(server: Server) -> None:
 def test_a_replica_is_unavailable(server: Server) -> None:
     """A server that has become a replica refuses writes, until it is a primary again."""
 
-    async def main(store: RedisStore) -> None:
+    async def main(store: RedisTaskStore) -> None:
         with redis.Redis.from_url(server.address) as client:
             client.execute_command("REPLICAOF", "127.0.0.1", 1)
             try:
@@ -253,7 +253,7 @@ def test_a_store_reconnects_when_its_address_has_a_new_primary(
     address = tmp_path / "primary.sock"
     address.symlink_to(server.address.removeprefix("unix://"))
 
-    async def main(store: RedisStore) -> None:
+    async def main(store: RedisTaskStore) -> None:
         await asyncio.gather(*(store.ping() for _ in range(8)))  # opens 8 connections
         address.unlink()
         address.symlink_to(new_primary.address.removeprefix("unix://"))
@@ -356,7 +356,7 @@ def test_results_are_stored_after_permissions_were_revoked(server: Server, comma
     """Without the permission to run scripts, or commands in them, results are written later."""
     user = f"worker-{command}"
 
-    async def main(store: RedisStore) -> None:
+    async def main(store: RedisTaskStore) -> None:
         await store.add([NewTask(task(1))])
         [leased] = (await store.claim(LEASE, limit=1, per_lane=1)).tasks
         with redis.Redis.from_url(server.address) as client:
@@ -377,14 +377,14 @@ def test_the_number_of_partitions_cannot_be_changed(server: Server) -> None:
 
     async def main() -> None:
         url = f"{single_url(server)}?prefix=failures-{next(_numbers)}"
-        first = RedisStore(f"{url}&partitions=3")
+        first = RedisTaskStore(f"{url}&partitions=3")
         await first.open()
         await first.close()
-        second = RedisStore(f"{url}&partitions=4")
+        second = RedisTaskStore(f"{url}&partitions=4")
         with pytest.raises(ConfigurationError, match="has 3 partitions"):
             await second.open()
         await second.close()
-        third = RedisStore(url)
+        third = RedisTaskStore(url)
         await third.open()
         await third.add([NewTask(task(1))])
         await third.close()
@@ -395,7 +395,7 @@ def test_the_number_of_partitions_cannot_be_changed(server: Server) -> None:
 def test_a_late_release_keeps_newer_leases(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A release that Redis executes after the client has given up changes only older leases."""
 
-    async def main(store: RedisStore) -> None:
+    async def main(store: RedisTaskStore) -> None:
         await store.add([NewTask(task(1))])
         await store.claim(LEASE, limit=1, per_lane=1)  # its reply was lost
         run, late_calls = store._connection.run, []
@@ -428,9 +428,9 @@ def test_a_newer_schema_is_rejected(server: Server, monkeypatch: pytest.MonkeyPa
         with monkeypatch.context() as newer:
             newer.setattr(store_module, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
             newer.setattr(store_module, "COMPATIBLE_VERSION", SCHEMA_VERSION + 1)
-            running = RedisStore(url)
+            running = RedisTaskStore(url)
             await running.open()
-        older = RedisStore(url)
+        older = RedisTaskStore(url)
         message = (
             f"has schema version {SCHEMA_VERSION + 1}, but this tarry supports up to version "
             f"{SCHEMA_VERSION}: use the newer tarry that created the store"
@@ -445,7 +445,7 @@ def test_a_newer_schema_is_rejected(server: Server, monkeypatch: pytest.MonkeyPa
     asyncio.run(main())
 
 
-async def counts(store: RedisStore) -> dict[Status, int]:
+async def counts(store: RedisTaskStore) -> dict[Status, int]:
     """Return the number of tasks by status, without zeros."""
     task_counts = (await store.counters()).task_counts
     return {status: number for status, number in task_counts.items() if number}
@@ -465,7 +465,7 @@ def find_primary(nodes: list[ClusterNode], slot: int) -> int:
 def test_a_slot_is_moved_to_another_node(nodes: list[ClusterNode]) -> None:
     """While keys are moved one by one, calls fail and change nothing; then all data is there."""
 
-    async def main(store: RedisStore) -> None:
+    async def main(store: RedisTaskStore) -> None:
         await store.add([NewTask(task(number)) for number in range(20)])
         claimed = await store.claim(LEASE, limit=10, per_lane=10)
         slot = nodes[0].client.execute_command("CLUSTER KEYSLOT", "{0}")
@@ -493,7 +493,7 @@ def test_a_slot_is_moved_to_another_node(nodes: list[ClusterNode]) -> None:
 
         assert [FinishStatus.APPLIED] * 10 == statuses
         assert {Status.PENDING: 10, Status.SUCCEEDED: 10} == await counts(store)
-        assert 20 == len((await store.list_tasks("acme", TaskFilter())).items)
+        assert 20 == len((await store.list_tasks("acme", StoredTaskFilter())).items)
 
     run_on(cluster_url(nodes), main)
 
@@ -504,7 +504,7 @@ def test_a_replica_takes_over(nodes: list[ClusterNode]) -> None:
     primary = find_primary(nodes, slot)
     other = (primary + 1) % 3
 
-    async def main(store: RedisStore) -> None:
+    async def main(store: RedisTaskStore) -> None:
         # Find a tenant in partition 1, whose primary is killed.
         tenant = next(f"t{n}" for n in range(99) if connection.find_partition(f"t{n}", 2) == 1)
         new_tasks = [NewTask(task(number, tenant=tenant)) for number in range(5)]
@@ -517,7 +517,7 @@ def test_a_replica_takes_over(nodes: list[ClusterNode]) -> None:
         [added] = await retry_until_available(lambda: store.add([NewTask(task(11, tenant=tenant))]))
 
         assert added.status in {AddStatus.ADDED, AddStatus.EXISTING}
-        found = (await store.list_tasks(tenant, TaskFilter())).items
+        found = (await store.list_tasks(tenant, StoredTaskFilter())).items
         assert {0, 1, 2, 3, 4, 11} <= set(task_numbers(found))
 
     url = cluster_url(nodes, other).replace("partitions=1", "partitions=2")
@@ -527,7 +527,7 @@ def test_a_replica_takes_over(nodes: list[ClusterNode]) -> None:
 def test_other_partitions_are_served_while_a_node_is_down() -> None:
     """Claims return the tasks of the partitions that are available; other calls fail."""
 
-    async def main(store: RedisStore) -> None:
+    async def main(store: RedisTaskStore) -> None:
         tenants = {connection.find_partition(f"t{n}", 16): f"t{n}" for n in range(200)}
         slots = {
             partition: cluster[0].client.execute_command("CLUSTER KEYSLOT", f"{{{partition}}}")
@@ -561,7 +561,7 @@ def test_a_node_that_hangs_does_not_delay_the_tasks_of_others(
 ) -> None:
     """A claim returns what other nodes have leased; the next claims can skip the partitions."""
 
-    async def main(store: RedisStore) -> None:
+    async def main(store: RedisTaskStore) -> None:
         tenants = {connection.find_partition(f"t{n}", 16): f"t{n}" for n in range(200)}
         await store.add([NewTask(task(p, tenant=tenant)) for p, tenant in tenants.items()])
         first_slot = cluster[0].client.execute_command("CLUSTER KEYSLOT", "{0}")
@@ -591,7 +591,7 @@ def test_a_node_that_hangs_does_not_delay_the_tasks_of_others(
 def test_a_flushed_server_is_not_used_until_it_is_restored(server: Server) -> None:
     """All calls fail, also for API keys, and nothing is written to the empty server."""
 
-    async def main(store: RedisStore) -> None:
+    async def main(store: RedisTaskStore) -> None:
         await store.add([NewTask(task(1))])
         with redis.Redis.from_url(server.address) as client:
             backup = {key: client.dump(key) for key in client.scan_iter()}
@@ -619,7 +619,7 @@ def test_a_process_does_not_use_the_store_that_has_replaced_its_own(server: Serv
     url = f"{single_url(server)}?prefix=replaced"
 
     async def main() -> None:
-        old, new = RedisStore(url), RedisStore(url)
+        old, new = RedisTaskStore(url), RedisTaskStore(url)
         await old.open()
         with redis.Redis.from_url(server.address) as client:
             client.flushall()
@@ -644,7 +644,7 @@ def test_a_store_without_all_of_its_partitions_does_not_open(
 
     async def main() -> None:
         with redis.Redis.from_url(server.address) as client:
-            store = RedisStore(url)
+            store = RedisTaskStore(url)
             await store.open()
             assert 1 == caplog.text.count("created an empty store at redis")
             identity = client.hget("partial:{0}:meta", "identity")
@@ -654,7 +654,7 @@ def test_a_store_without_all_of_its_partitions_does_not_open(
             ):
                 client.delete(*client.keys(f"partial:{{{partition}}}:*"))
                 with pytest.raises(StoreLost, match=rf"partial:\{{{partition}\}} on .* is empty"):
-                    await RedisStore(url).open()
+                    await RedisTaskStore(url).open()
                 with pytest.raises(StoreLost, match=identity.decode()):
                     await store.ping()
                 client.hset(f"partial:{{{partition}}}:meta", mapping=fields)
@@ -674,7 +674,7 @@ def test_a_creation_that_was_interrupted_is_continued(server: Server) -> None:
 
     async def main() -> None:
         with redis.Redis.from_url(server.address) as client:
-            store = RedisStore(url)
+            store = RedisTaskStore(url)
             await store.open()
             await store.close()
             client.hdel("interrupted:{0}:meta", "complete")
@@ -693,7 +693,7 @@ def test_stores_that_are_opened_at_the_same_time_create_one_store(server: Server
     url = f"{single_url(server)}?prefix=together&partitions=8"
 
     async def main() -> None:
-        stores = [RedisStore(url) for _ in range(8)]
+        stores = [RedisTaskStore(url) for _ in range(8)]
         await asyncio.gather(*(store.open() for store in stores))
         for store in stores:
             await store.ping()
@@ -705,7 +705,7 @@ def test_stores_that_are_opened_at_the_same_time_create_one_store(server: Server
 def test_a_flushed_node_does_not_stop_the_tasks_of_other_nodes() -> None:
     """Claims name the lost partitions, and lease the tasks of the others."""
 
-    async def main(store: RedisStore) -> None:
+    async def main(store: RedisTaskStore) -> None:
         flushed = cluster[1]
         await store.add([NewTask(task(n, tenant=f"tenant-{n}")) for n in range(40)])
         live = flushed.client.keys("*:live:*")
@@ -734,7 +734,7 @@ def test_a_store_is_not_created_while_a_node_is_unavailable() -> None:
         stopped = next(n for n in range(3) if n != find_primary(cluster, slot))
         cluster[stopped].server.stop()
         with pytest.raises(StoreUnavailable, match=f":{cluster[stopped].port}"):
-            await RedisStore(url).open()
+            await RedisTaskStore(url).open()
         others = [node for node in cluster if node is not cluster[stopped]]
         assert [0, 0] == [node.client.dbsize() for node in others]
         cluster[stopped].server.start()
@@ -756,11 +756,11 @@ def test_a_node_that_was_unavailable_at_the_start_is_checked_before_it_is_used()
         node = cluster[number]
         url = cluster_url(cluster, find_primary(cluster, slots[0]))
         url = url.replace("partitions=1", "partitions=16")
-        creator = RedisStore(url)
+        creator = RedisTaskStore(url)
         await creator.open()
         await creator.close()
         node.client.config_set("appendfsync", "everysec")
-        store = RedisStore(url, strict_durability=True)
+        store = RedisTaskStore(url, strict_durability=True)
         with node.server.suspended():
             await store.open()
             await store.ping()

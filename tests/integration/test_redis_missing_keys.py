@@ -29,9 +29,9 @@ from tarry.service.store import (
     LaneLimits,
     Retention,
     RetryNowStatus,
-    TaskFilter,
+    StoredTaskFilter,
 )
-from tarry.service.stores.redis import RedisStore
+from tarry.service.stores.redis import RedisTaskStore
 from tarry.wire.tasks import DownstreamLimits
 from tests.service.stores.harness import (
     DAY_MS,
@@ -87,7 +87,7 @@ def run_with_keys(redis_url: str, main: Callable[[StoreHarness, Keys], Awaitable
     """Run a coroutine function with a new store and its keys."""
     prefix = f"missing-{next(_numbers)}"
     url = f"redis+unix://{redis_url.removeprefix('unix://')}?prefix={prefix}"
-    harness = StoreHarness(lambda clock: RedisStore(url, clock=clock))
+    harness = StoreHarness(lambda clock: RedisTaskStore(url, clock=clock))
     with open_keys(redis_url, prefix) as keys:
         asyncio.run(harness.run(lambda open_harness: main(open_harness, keys)))
 
@@ -160,7 +160,9 @@ def test_a_task_without_content_is_removed(
     async def main(harness: StoreHarness, keys: Keys) -> None:
         await harness.add(task(1), task(2), task(3))
         keys.delete(b"task:" + packed_id(2), b"task:" + packed_id(3))
-        assert [1] == task_numbers((await harness.store.list_tasks("acme", TaskFilter())).items)
+        assert [1] == task_numbers(
+            (await harness.store.list_tasks("acme", StoredTaskFilter())).items
+        )
         [added] = await harness.add(task(4, key="key 3", fingerprint=b"fingerprint 3"))
         assert AddStatus.ADDED is added.status
 
@@ -229,9 +231,9 @@ async def read_everything(harness: StoreHarness) -> None:
     await store.list_lanes(None)
     await store.list_lane_limits(10)
     await store.counters()
-    await store.count_tasks("acme", TaskFilter())
-    await store.list_tasks("acme", TaskFilter(created_from=now - 1, created_until=now + 1))
-    await store.list_attempts_of_tasks("acme", TaskFilter())
+    await store.count_tasks("acme", StoredTaskFilter())
+    await store.list_tasks("acme", StoredTaskFilter(created_from=now - 1, created_until=now + 1))
+    await store.list_attempts_of_tasks("acme", StoredTaskFilter())
     await store.list_policies("acme")
     await store.list_workers()
     await store.list_api_keys()

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tarry.service.api.auth import make_api_key
-from tarry.service.stores.redis import RedisStore
+from tarry.service.stores.redis import RedisTaskStore
 from tarry.service.stores.redis.connection import find_partition
 from tests.integration.redis_cluster import SLOTS, ClusterNode, redis_cluster_nodes
 from tests.integration.service import Service, Target, service, target
@@ -105,7 +105,7 @@ def create_tenants(url: str) -> list[Tenant]:
         names.setdefault(node_of(find_partition(f"t{number}", PARTITIONS)), f"t{number}")
 
     async def create() -> list[Tenant]:
-        store = RedisStore(url)
+        store = RedisTaskStore(url)
         await store.open()
         tenants: list[Tenant] = []
         for node in (first, *sorted({0, 1, 2} - {first})):

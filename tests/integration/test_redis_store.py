@@ -16,8 +16,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from msgspec.structs import replace as copy_with
 
 from tarry.service.model import PolicyVersion, ReplayRecord, Status
-from tarry.service.store import FinishStatus, LeaseTerms, Release, Retention, TaskFilter
-from tarry.service.stores.redis import RedisStore
+from tarry.service.store import FinishStatus, LeaseTerms, Release, Retention, StoredTaskFilter
+from tarry.service.stores.redis import RedisTaskStore
 from tarry.service.stores.redis.connection import find_partition
 from tests.integration.redis_cluster import redis_cluster
 from tests.integration.servers import valkey_program
@@ -62,17 +62,17 @@ def store_url(redis_url: str, **parameters: object) -> str:
 
 @pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_conformance(case: Case, redis_url: str) -> None:
-    """RedisStore passes the conformance suite with one partition."""
+    """The store passes the conformance suite with one partition."""
     url = store_url(redis_url)
-    asyncio.run(StoreHarness(lambda clock: RedisStore(url, clock=clock)).run(case))
+    asyncio.run(StoreHarness(lambda clock: RedisTaskStore(url, clock=clock)).run(case))
 
 
 @pytest.mark.programs
 @pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_conformance_in_a_cluster(case: Case, cluster_url: str) -> None:
-    """RedisStore passes the conformance suite with several partitions on the nodes of a Cluster."""
+    """The store passes the conformance suite with several partitions on the nodes of a Cluster."""
     url = f"{cluster_url}?prefix=test-{next(_numbers)}&partitions=4"
-    asyncio.run(StoreHarness(lambda clock: RedisStore(url, clock=clock)).run(case))
+    asyncio.run(StoreHarness(lambda clock: RedisTaskStore(url, clock=clock)).run(case))
 
 
 def test_redis_and_the_reference_store_have_equal_results(
@@ -82,7 +82,7 @@ def test_redis_and_the_reference_store_have_equal_results(
 
     def redis_store_factory(_: Path) -> StoreFactory:
         url = store_url(redis_url, partitions=2)
-        return lambda clock: RedisStore(url, clock=clock)
+        return lambda clock: RedisTaskStore(url, clock=clock)
 
     monkeypatch.delitem(STORE_FACTORIES, "sqlite")
     monkeypatch.setitem(STORE_FACTORIES, "redis", redis_store_factory)
@@ -101,7 +101,7 @@ def open_client(redis_url: str) -> Iterator[Any]:
 
 def run_on_store(url: str, main: Callable[[StoreHarness], Awaitable[None]]) -> None:
     """Run a coroutine function with a store that uses the clock of a harness."""
-    asyncio.run(StoreHarness(lambda clock: RedisStore(url, clock=clock)).run(main))
+    asyncio.run(StoreHarness(lambda clock: RedisTaskStore(url, clock=clock)).run(main))
 
 
 def test_the_cost_of_a_claim_does_not_depend_on_waiting_tasks(redis_url: str) -> None:
@@ -224,7 +224,7 @@ def test_all_partitions_are_swept_in_turn(redis_url: str) -> None:
         harness.clock.advance(DAY_MS)
         for _ in range(2):
             assert 2 == (await harness.store.sweep(Retention(0, 0), 2)).removed_task_count
-        assert [] == (await harness.store.list_tasks(tenants[1], TaskFilter())).items
+        assert [] == (await harness.store.list_tasks(tenants[1], StoredTaskFilter())).items
 
     run_on_store(url, main)
 
@@ -278,7 +278,11 @@ def test_any_text_can_be_stored(redis_url: str) -> None:
             leased.worker,
         )
         await store.finish([exhausted_result(leased, text)])
-        for task_filter in (TaskFilter(key=text), TaskFilter(lane=lane), TaskFilter(reason=text)):
+        for task_filter in (
+            StoredTaskFilter(key=text),
+            StoredTaskFilter(lane=lane),
+            StoredTaskFilter(reason=text),
+        ):
             assert 1 == await store.count_tasks("acme", task_filter)
         harness.clock.advance(2 * DAY_MS)
         while (await store.sweep(Retention(0, 0), 10)).has_more:

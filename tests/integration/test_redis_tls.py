@@ -17,7 +17,7 @@ import pytest
 
 from tarry.errors import StoreUnavailable
 from tarry.service.store import NewTask
-from tarry.service.stores.redis import RedisStore
+from tarry.service.stores.redis import RedisTaskStore
 from tests.certificates import Authority, PemFiles
 from tests.integration.ports import CLUSTER_BUS_OFFSET, free_port
 from tests.integration.servers import Server, ServerFailed, create_directory, run_server
@@ -68,12 +68,12 @@ def server(authority: Authority) -> Iterator[Server]:
         yield running_server
 
 
-def run_on(url: str, main: Callable[[RedisStore], Awaitable[None]]) -> None:
+def run_on(url: str, main: Callable[[RedisTaskStore], Awaitable[None]]) -> None:
     """Run a coroutine function with an open store that no other test uses."""
 
     async def run() -> None:
         separator = "&" if "?" in url else "?"
-        store = RedisStore(f"{url}{separator}prefix=tls-{next(_numbers)}")
+        store = RedisTaskStore(f"{url}{separator}prefix=tls-{next(_numbers)}")
         try:
             await store.open()
             await main(store)
@@ -83,7 +83,7 @@ def run_on(url: str, main: Callable[[RedisStore], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-async def add_and_claim(store: RedisStore) -> None:
+async def add_and_claim(store: RedisTaskStore) -> None:
     """Receive notifications, add a task, and claim it."""
     woken = asyncio.Event()
     store.listen(woken.set)

@@ -15,7 +15,7 @@ from tarry.service.delivery.targets import parse_target
 from tarry.service.encryption import Codec
 from tarry.service.model import Task, TaskContent
 from tarry.service.store import NewTask
-from tarry.service.stores.sqlite import SqliteStore
+from tarry.service.stores.sqlite import SqliteTaskStore
 from tests.integration.ports import free_port
 from tests.integration.service import Service, service, target
 
@@ -49,7 +49,7 @@ def _build_task(url: str) -> NewTask:
 
 
 async def _add_tasks(database: Path, urls: list[str]) -> None:
-    store = SqliteStore(database)
+    store = SqliteTaskStore(database)
     await store.open()
     for start in range(0, len(urls), BATCH_SIZE):
         await store.add([_build_task(url) for url in urls[start : start + BATCH_SIZE]])

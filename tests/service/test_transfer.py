@@ -13,7 +13,7 @@ from tarry.errors import ConfigurationError
 from tarry.service import transfer
 from tarry.service.model import Status, WorkerRecord
 from tarry.service.store import RecordKind, Store
-from tarry.service.stores.sqlite import SqliteStore
+from tarry.service.stores.sqlite import SqliteTaskStore
 from tarry.service.transfer import (
     NamedStore,
     TransferFailed,
@@ -395,7 +395,7 @@ def test_records_are_moved_between_engines(source_is_sqlite: bool, tmp_path: Pat
         paths = iter([tmp_path / "a.db", tmp_path / "b.db"])
 
         def new_sqlite(clock: ManualClock) -> Store:
-            return SqliteStore(next(paths), clock=clock)
+            return SqliteTaskStore(next(paths), clock=clock)
 
         first = StoreHarness(
             new_sqlite if source_is_sqlite else lambda clock: ReferenceStore(clock, state), clock

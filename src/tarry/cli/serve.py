@@ -180,7 +180,7 @@ def _run_service(
     the address in the settings.
     """
     from tarry.service.app import Service
-    from tarry.service.http.server import Server
+    from tarry.service.http.server import HttpServer
 
     settings = loaded.settings
     service = Service(settings, writer_process=True)
@@ -196,7 +196,7 @@ def _run_service(
         on_ready(address)
 
     try:
-        server = Server(
+        server = HttpServer(
             service, set_ready, timeout_exit_code=EXIT_SERVICE_ERROR, certificate=certificate
         )
         server.run(sockets)

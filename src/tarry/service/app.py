@@ -46,8 +46,8 @@ try:
         DATA,
         EngineContext,
         EngineLimits,
-        Health,
         HealthCheck,
+        ServiceHealth,
         StoreClock,
         check_partitions,
     )
@@ -214,7 +214,7 @@ class Service:
         self.metrics: Metrics = Metrics(lanes)
         self._store_values = StoreValuesCache(self.store, effects.now)
         self._refreshing: asyncio.Task[None] | None = None
-        health = Health(effects.now)
+        health = ServiceHealth(effects.now)
         self._tracer: AttemptTracer | None = None
         if settings.traces == "otlp":
             self._tracer = AttemptTracer.with_otlp_exporter(
@@ -437,17 +437,17 @@ def make_store(
     check_setting("store", url)
     engine = find_engine(url)
     if engine is StoreEngine.POSTGRES:
-        from tarry.service.stores.postgres import PostgresStore
+        from tarry.service.stores.postgres import PostgresTaskStore
 
-        return PostgresStore(url, strict_durability=strict_durability, must_exist=must_exist)
+        return PostgresTaskStore(url, strict_durability=strict_durability, must_exist=must_exist)
     if engine is StoreEngine.REDIS:
-        from tarry.service.stores.redis import RedisStore
+        from tarry.service.stores.redis import RedisTaskStore
 
-        return RedisStore(url, strict_durability=strict_durability, must_exist=must_exist)
-    from tarry.service.stores.sqlite import IN_MEMORY, SqliteStore
+        return RedisTaskStore(url, strict_durability=strict_durability, must_exist=must_exist)
+    from tarry.service.stores.sqlite import IN_MEMORY, SqliteTaskStore
 
     if engine is StoreEngine.MEMORY:
-        return SqliteStore(IN_MEMORY)  # another process could not access a database in memory
+        return SqliteTaskStore(IN_MEMORY)  # another process could not access a database in memory
     path = sqlite_path(url)
     if must_exist:
         check_store_file(path)
@@ -455,7 +455,7 @@ def make_store(
         _create_file(path)
     _warn_if_public(path)
     _warn_if_public(Path(f"{path}-wal"))
-    return SqliteStore(path, writer_process=writer_process)
+    return SqliteTaskStore(path, writer_process=writer_process)
 
 
 def check_store_file(path: Path) -> None:

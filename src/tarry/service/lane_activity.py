@@ -18,7 +18,7 @@ from tarry.service.store import LATENCY_WINDOW_MS, MAX_BREAKER_CHANGES, MAX_LATE
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tarry.service.model import BreakerChange
+    from tarry.service.model import BreakerChangeRecord
 
 BUCKETS_PER_DOUBLING = 4
 """Each bucket ends 19 % higher than the previous one: by a factor of 2 ** (1 / 4)."""
@@ -48,7 +48,7 @@ def estimate_quantiles(counts: Mapping[str, int], quantiles: Sequence[float]) ->
     return estimates
 
 
-def add_change(activity: LaneActivity, change: BreakerChange) -> LaneActivity:
+def add_change(activity: LaneActivity, change: BreakerChangeRecord) -> LaneActivity:
     """Return the activity with a change of the breaker, see `Store.record_breaker_change`."""
     before = activity.changes[-1].after if activity.changes else change.before
     if before == change.after:

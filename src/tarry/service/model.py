@@ -196,7 +196,7 @@ class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
         return Status.PENDING if is_early else self.status
 
 
-class Decision(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+class DecisionRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """The verdict of the core after an attempt, and values on which the verdict was based."""
 
     action: str
@@ -236,7 +236,7 @@ class AttemptRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     error_class: str | None = None
     outcome: str
     """The kind of the outcome, or `LOST`."""
-    decision: Decision | None = None
+    decision: DecisionRecord | None = None
     excerpt: str | None = None
     """The beginning of the response body; unprintable characters are replaced by spaces."""
     truncated: bool = False
@@ -291,7 +291,7 @@ class LaneRecord(msgspec.Struct, kw_only=True, gc=False):
         return "breaker" if self.consecutive_opens else "local-failure"
 
 
-class BreakerChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class BreakerChangeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A change of the breaker of a lane. All processes share the state of the breaker."""
 
     at: int
@@ -313,7 +313,7 @@ class LatencyWindow(msgspec.Struct, frozen=True, gc=False):
 class LaneActivity(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Recent changes of the breaker of a lane, and latencies of its attempts, in all processes."""
 
-    changes: list[BreakerChange] = []
+    changes: list[BreakerChangeRecord] = []
     """The last changes of the breaker, oldest first; `before` is `after` of the previous change."""
     windows: list[LatencyWindow] = []
     """The last intervals with attempts, oldest first, however long ago they were."""

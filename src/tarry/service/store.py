@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from tarry.service.model import (
         ApiKeyRecord,
-        BreakerChange,
+        BreakerChangeRecord,
         LaneActivity,
         PolicyVersion,
         ReplayRecord,
@@ -253,7 +253,7 @@ class ConfiguredLimits(msgspec.Struct, frozen=True):
     """The names of the paused lanes. A process also stops the tasks that it has leased there."""
 
 
-class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
+class StoredTaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Filter for tasks; None matches all."""
 
     status: Status | None = None  # as stored: a task leased before its due time is IN_FLIGHT
@@ -277,7 +277,7 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Called with `Task.packed_content`."""
 
 
-class Page(msgspec.Struct, Generic[T]):
+class RecordPage(msgspec.Struct, Generic[T]):
     """One page of a list; pass `cursor` to get the next page. It is None on the last page.
 
     The store reads only a bounded number of rows and bytes for one page. So a page with large items
@@ -429,7 +429,7 @@ class DeletedPolicy(msgspec.Struct, frozen=True, gc=False):
     last_version: int
 
 
-class LaneState(msgspec.Struct, frozen=True, gc=False):
+class LaneExport(msgspec.Struct, frozen=True, gc=False):
     """Everything that is stored about a lane, except its tasks."""
 
     lane: LaneRecord
@@ -468,7 +468,7 @@ class RecordKind(StrEnum):
     API_KEY = "API keys"
     SIGNING_SECRET = "signing secrets"  # noqa: S105 - not a secret
     LANE = "lanes"
-    """`LaneState`."""
+    """`LaneExport`."""
     TASK = "tasks"
     """`Task` in every status; the tasks of each tenant in the order of adding."""
     ATTEMPT = "attempts"
@@ -684,7 +684,7 @@ class Store(Protocol):
 
     async def list_lanes(
         self, tenant: str | None, *, cursor: str | None = None, limit: int = 100
-    ) -> Page[LaneRecord]:
+    ) -> RecordPage[LaneRecord]:
         """List the lanes of one tenant, or of all tenants (None), sorted by name."""
         ...
 
@@ -692,7 +692,7 @@ class Store(Protocol):
         """Return a lane, or None if it does not exist."""
         ...
 
-    async def record_breaker_change(self, lane: str, change: BreakerChange) -> None:
+    async def record_breaker_change(self, lane: str, change: BreakerChangeRecord) -> None:
         """Add a change of the breaker of a lane, and keep the last `MAX_BREAKER_CHANGES`.
 
         Several processes may report the same change. So the change is ignored if the last stored
@@ -723,19 +723,19 @@ class Store(Protocol):
     async def list_tasks(
         self,
         tenant: str,
-        task_filter: TaskFilter,
+        task_filter: StoredTaskFilter,
         *,
         cursor: str | None = None,
         limit: int = 100,
         oldest_first: bool = False,
-    ) -> Page[Task]:
+    ) -> RecordPage[Task]:
         """List tasks, newest first by default.
 
         Raises `ConfigurationError` for a malformed cursor.
         """
         ...
 
-    async def count_tasks(self, tenant: str, task_filter: TaskFilter) -> int:
+    async def count_tasks(self, tenant: str, task_filter: StoredTaskFilter) -> int:
         """Return the number of tasks that match a filter."""
         ...
 
@@ -754,8 +754,13 @@ class Store(Protocol):
         ...
 
     async def list_attempts_of_tasks(
-        self, tenant: str, task_filter: TaskFilter, *, cursor: str | None = None, limit: int = 100
-    ) -> Page[tuple[str, AttemptRecord]]:
+        self,
+        tenant: str,
+        task_filter: StoredTaskFilter,
+        *,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> RecordPage[tuple[str, AttemptRecord]]:
         """List attempts with the ids of their tasks: newest task first, its attempts in order.
 
         Raises `ConfigurationError` for a malformed cursor.
@@ -857,7 +862,7 @@ class Store(Protocol):
 
     async def list_policies(
         self, tenant: str, *, cursor: str | None = None, limit: int = 100
-    ) -> Page[PolicyVersion]:
+    ) -> RecordPage[PolicyVersion]:
         """List the newest version of each policy, sorted by id."""
         ...
 
@@ -990,7 +995,7 @@ class Store(Protocol):
 
     async def export_records(
         self, kind: RecordKind, *, cursor: str | None = None, limit: int = 1000
-    ) -> Page[Any]:
+    ) -> RecordPage[Any]:
         """Return a page of the records of one kind, of all tenants; see `RecordKind` for the types.
 
         The records have everything that another store needs to continue in the same state. Not
@@ -1007,7 +1012,7 @@ class Store(Protocol):
         The kinds are imported in the order of `RecordKind`, and the records of a kind in the order
         of the export, into a store that is not served. Importing records again changes nothing: a
         task whose id or idempotency key is stored is skipped, and likewise other records that
-        exist. A `LaneState` overwrites the lane. The counters of tenants, lanes and policies
+        exist. A `LaneExport` overwrites the lane. The counters of tenants, lanes and policies
         include the imported tasks. Each version of a policy counts as replaced when the next one
         was created. A leased task keeps its worker and the end of its lease: a claim after that
         time logs its attempt as lost. Attempts of unknown tasks are ignored. No quota applies.

@@ -1,7 +1,7 @@
 """Search for tasks, also by target URL and by the result of the last attempt.
 
-The store selects tasks by its columns (`TaskFilter`). It cannot read the URL and the last attempt,
-which may be encrypted, so it calls functions of this module that decode and compare them.
+The store selects tasks by its columns (`StoredTaskFilter`). It cannot read the URL and the last
+attempt, which may be encrypted, so it calls functions of this module that decode and compare them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from tarry.service.encryption import DecryptionFailed
 from tarry.service.model import LOST, Status
-from tarry.service.store import Page, TaskFilter
+from tarry.service.store import RecordPage, StoredTaskFilter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ _STATUS_CLASS = re.compile("[1-5]xx")
 class TaskSearch(msgspec.Struct, frozen=True, kw_only=True):
     """Which tasks to find; a field that is None matches all tasks."""
 
-    filter: TaskFilter
+    filter: StoredTaskFilter
     url_prefix: str | None = None
     """The beginning of the canonical target URL, see `parse_target_prefix`."""
     last_status: str | None = None
@@ -81,10 +81,10 @@ class TaskFinder:
 
     async def find_page(
         self, tenant: str, search: TaskSearch, *, cursor: str | None, limit: int
-    ) -> Page[FoundTask]:
+    ) -> RecordPage[FoundTask]:
         """Return up to `limit` matching tasks, newest first, and the cursor of the next page.
 
-        A page may be short or empty, although it is not the last one, see `Page`.
+        A page may be short or empty, although it is not the last one, see `RecordPage`.
         """
         page = await self._list_tasks(tenant, search, cursor, limit)
         task_ids = [task.id for task in page.items if task.attempts]
@@ -94,14 +94,14 @@ class TaskFinder:
             found.append(self._decode(task, attempts.get(task.id)))
             if not number % _YIELD_EVERY_TASKS:
                 await asyncio.sleep(0)
-        return Page(found, page.cursor)
+        return RecordPage(found, page.cursor)
 
     async def find_ids(
         self, tenant: str, search: TaskSearch, *, cursor: str | None, limit: int
-    ) -> Page[str]:
+    ) -> RecordPage[str]:
         """Return the ids of matching tasks, oldest first, and the cursor of the next page."""
         page = await self._list_tasks(tenant, search, cursor, limit, oldest_first=True)
-        return Page([task.id for task in page.items], page.cursor)
+        return RecordPage([task.id for task in page.items], page.cursor)
 
     async def group(
         self,
@@ -110,7 +110,7 @@ class TaskFinder:
         *,
         cursor: str | None,
         is_abandoned: Callable[[], bool] = lambda: False,
-    ) -> Page[TaskGroup]:
+    ) -> RecordPage[TaskGroup]:
         """Group up to 10,000 matching tasks by reason and lane, the group of the newest task first.
 
         The cursor continues with older tasks, which may belong to the same groups. If there are
@@ -126,10 +126,10 @@ class TaskFinder:
         search: TaskSearch,
         cursor: str | None,
         is_abandoned: Callable[[], bool],
-    ) -> Page[TaskGroup]:
+    ) -> RecordPage[TaskGroup]:
         newest: dict[tuple[str | None, str], FoundTask] = {}
         counts: Counter[tuple[str | None, str]] = Counter()
-        page: Page[Task] = Page([], cursor)
+        page: RecordPage[Task] = RecordPage([], cursor)
         for _ in range(_MAX_GROUP_PAGES):
             page = await self._list_tasks(tenant, search, page.cursor, _GROUP_PAGE_TASKS)
             first_of_group: dict[tuple[str | None, str], Task] = {}
@@ -145,7 +145,7 @@ class TaskFinder:
             if page.cursor is None or len(newest) >= _MAX_GROUPS or is_abandoned():
                 break
         groups = [TaskGroup(newest[group], counts[group]) for group in newest]
-        return Page(groups, page.cursor)
+        return RecordPage(groups, page.cursor)
 
     async def count(self, tenant: str, search: TaskSearch) -> int:
         """Return the number of matching tasks."""
@@ -160,9 +160,9 @@ class TaskFinder:
         limit: int,
         *,
         oldest_first: bool = False,
-    ) -> Page[Task]:
+    ) -> RecordPage[Task]:
         task_filter = self._build_filter(search)
-        page: Page[Task] = Page([], cursor)
+        page: RecordPage[Task] = RecordPage([], cursor)
         for _ in range(_MAX_READS_PER_PAGE):
             page = await self._store.list_tasks(
                 tenant, task_filter, cursor=page.cursor, limit=limit, oldest_first=oldest_first
@@ -171,7 +171,7 @@ class TaskFinder:
                 break
         return page
 
-    def _build_filter(self, search: TaskSearch) -> TaskFilter:
+    def _build_filter(self, search: TaskSearch) -> StoredTaskFilter:
         """Return the filter of a search, with functions that decode only what is compared."""
         is_attempt_compared = (search.last_status, search.error) != (None, None)
         return msgspec.structs.replace(
@@ -212,7 +212,7 @@ class TaskFinder:
 def search_of_replay(replay: ReplayRecord) -> TaskSearch:
     """Return the search that finds the dead letters of a replay."""
     return TaskSearch(
-        filter=TaskFilter(
+        filter=StoredTaskFilter(
             status=Status.EXHAUSTED,
             policy_id=replay.policy_id,
             lane=replay.lane,

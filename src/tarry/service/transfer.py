@@ -35,7 +35,7 @@ from tarry.service.store import WORKER_EXPIRY_MS, RecordKind, TransferMark
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from tarry.service.store import Page, Store
+    from tarry.service.store import RecordPage, Store
 
     ReportProgress = Callable[[int, int | None, str], None]
     """Called with the number of finished records, the number of all records or None if it is not
@@ -251,7 +251,7 @@ async def _copy(
 
 async def _iter_pages(
     store: Store, kind: RecordKind, cursor: str | None = None
-) -> AsyncIterator[Page[Any]]:
+) -> AsyncIterator[RecordPage[Any]]:
     while True:
         page = await store.export_records(kind, cursor=cursor, limit=PAGE_SIZE)
         yield page

@@ -24,8 +24,8 @@ from tarry.service.engine.context import (
     BODY_STORE,
     EngineContext,
     EngineLimits,
-    Health,
     HealthCheck,
+    ServiceHealth,
     StoreClock,
 )
 from tarry.service.engine.engine import Engine
@@ -34,7 +34,7 @@ from tarry.service.engine.limits import LimitTable
 from tarry.service.engine.metrics import Metrics
 from tarry.service.engine.policies import PolicyCache
 from tarry.service.engine.rate_limits import TenantRateLimiter
-from tarry.service.engine.reporting import Event, FinishedTask, Reporter
+from tarry.service.engine.reporting import EngineEvent, FinishedTask, Reporter
 from tarry.service.engine.secrets import Secret, SecretResolver
 from tarry.service.engine.series import SeriesRecorder
 from tarry.service.engine.signers import SignerCache
@@ -56,7 +56,7 @@ from tarry.service.store import (
     LeaseTerms,
     NewTask,
     RetryNowStatus,
-    TaskFilter,
+    StoredTaskFilter,
     TaskResult,
 )
 from tarry.wire.tasks import DownstreamLimits, LimitsSource, LocalStats, WaitReason
@@ -107,7 +107,7 @@ class FakeEngine:
             store, self.clock.now_ms, Codec().decrypt_secret, self.clock.now_s
         )
         self.secrets = SecretResolver(secrets, time.seconds)
-        self.health = Health(time.seconds)
+        self.health = ServiceHealth(time.seconds)
         self.store_check = HealthCheck(
             self.health, (ADDING,), store.ping, time.seconds, interval_s=1.0, failing_interval_s=1.0
         )
@@ -456,7 +456,15 @@ def run_with_api(test: Callable[[ApiHarness], Coroutine[Any, Any, T]], **options
     return asyncio.run(run())
 
 
-__all__ = ["NOW", "TARGET", "ApiHarness", "Event", "Response", "TaskFilter", "run_with_api"]
+__all__ = [
+    "NOW",
+    "TARGET",
+    "ApiHarness",
+    "EngineEvent",
+    "Response",
+    "StoredTaskFilter",
+    "run_with_api",
+]
 
 
 async def _metrics(tenant: str | None, accept: str) -> tuple[bytes, str]:

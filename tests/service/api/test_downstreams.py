@@ -6,7 +6,7 @@ import pytest
 
 from tarry.service.api.auth import make_api_key
 from tarry.service.lane_activity import latency_bucket
-from tarry.service.model import BreakerChange
+from tarry.service.model import BreakerChangeRecord
 from tarry.service.store import LATENCY_WINDOW_MS, Retention
 from tests.service.api.harness import NOW, ApiHarness, run_with_api
 
@@ -126,7 +126,7 @@ def test_downstream_has_the_history_of_its_breaker_and_latencies() -> None:
         await api.create()
         name = f"default/{LANE}"
         for at, after, reason in ((5, "open", "<b>503</b>"), (7, "half-open", None)):
-            change = BreakerChange(at=at, before="closed", after=after, reason=reason)
+            change = BreakerChangeRecord(at=at, before="closed", after=after, reason=reason)
             await api.store.record_breaker_change(name, change)
         counts = {str(latency_bucket(ms)): number for ms, number in ((1, 50), (8, 45), (2_000, 5))}
         await api.store.record_latencies({name: counts})

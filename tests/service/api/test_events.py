@@ -13,7 +13,7 @@ from tarry.service.api import events
 from tarry.service.api.application import Api
 from tarry.service.api.context import ApiLimits
 from tarry.service.api.events import EventResource
-from tarry.service.engine.reporting import Event
+from tarry.service.engine.reporting import EngineEvent
 from tarry.service.model import AttemptRecord
 from tarry.testing import VirtualClock
 from tests.service.api.harness import NOW, ApiHarness, FakeTime, run_with_api
@@ -70,10 +70,10 @@ class EventReader:
         return found
 
 
-def build_event(kind: str, tenant: str = "default", **fields: Any) -> Event:
+def build_event(kind: str, tenant: str = "default", **fields: Any) -> EngineEvent:
     """Return an event of a lane of the tenant."""
     lane = f"{tenant}/https:a:443"
-    return Event(kind=kind, at=NOW, tenant=tenant, lane=lane, **fields)
+    return EngineEvent(kind=kind, at=NOW, tenant=tenant, lane=lane, **fields)
 
 
 def test_events_are_sent_to_their_tenant() -> None:

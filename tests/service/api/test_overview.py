@@ -9,7 +9,7 @@ import pytest
 
 from tarry.service.api.auth import api_key_digest
 from tarry.service.api.overview import estimate_lag
-from tarry.service.model import ApiKeyRecord, AttemptRecord, Decision
+from tarry.service.model import ApiKeyRecord, AttemptRecord, DecisionRecord
 from tarry.service.store import SeriesPoint
 from tests.service.api.harness import NOW, ApiHarness, run_with_api
 
@@ -114,7 +114,7 @@ def test_the_overview_includes_counts_of_this_process_at_once() -> None:
         assert [] == (await get_overview(api))["points"]
         attempt = AttemptRecord(
             number=1, scheduled_at=NOW, started_at=NOW, duration_ms=1.0, outcome="transient",
-            decision=Decision(action="wait", delay_ms=40.0),
+            decision=DecisionRecord(action="wait", delay_ms=40.0),
         )  # fmt: skip
         api.engine.reporter.metrics.record_attempt(attempt, "default", LANE)
         overview = await get_overview(api)

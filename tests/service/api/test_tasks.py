@@ -9,7 +9,7 @@ import pytest
 from cryptography.fernet import Fernet
 
 from tarry.service.encryption import Codec
-from tarry.service.model import AttemptRecord, Decision, Status
+from tarry.service.model import AttemptRecord, DecisionRecord, Status
 from tarry.service.store import TaskResult
 from tests.service.api.harness import NOW, TARGET, ApiHarness, run_with_api
 
@@ -31,7 +31,7 @@ async def read_all_pages(api: ApiHarness, path: str) -> list[list[Any]]:
 async def fail_once(api: ApiHarness, task_id: str, excerpt: str | None = None) -> None:
     """Finish the first attempt of a task as failed; its second attempt is pending."""
     (task,) = [task for task in await api.lease_due_tasks() if task.id == task_id]
-    decision = Decision(
+    decision = DecisionRecord(
         action="wait",
         delay_ms=800.0,
         ceiling_ms=1000.0,

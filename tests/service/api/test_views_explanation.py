@@ -6,7 +6,7 @@ import pytest
 
 from tarry.core.policy import Policy
 from tarry.service.api.views import explain_task
-from tarry.service.model import AttemptRecord, Decision, LaneRecord, Status, Task, TaskContent
+from tarry.service.model import AttemptRecord, DecisionRecord, LaneRecord, Status, Task, TaskContent
 from tarry.wire.policies import SERVICE_PRESETS
 
 NOW = 1_000_000
@@ -63,10 +63,10 @@ def test_the_default_policy_does_not_number_the_last_attempt() -> None:
     assert "no attempt was made yet. Attempt 1 is due now." == text
 
 
-STOP = Decision(action="stop", reason="attempts")
-WAIT = Decision(action="wait", delay_ms=50.0, ceiling_ms=100.0, jitter="full")
-UNJITTERED_WAIT = Decision(action="wait", delay_ms=50.0, ceiling_ms=50.0, jitter="none")
-HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source="retry-after")
+STOP = DecisionRecord(action="stop", reason="attempts")
+WAIT = DecisionRecord(action="wait", delay_ms=50.0, ceiling_ms=100.0, jitter="full")
+UNJITTERED_WAIT = DecisionRecord(action="wait", delay_ms=50.0, ceiling_ms=50.0, jitter="none")
+HINT = DecisionRecord(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source="retry-after")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
                     2,
                     status=200,
                     outcome="success",
-                    decision=Decision(action="done"),
+                    decision=DecisionRecord(action="done"),
                     started_at=NOW + 50,
                 ),
             ],
@@ -182,7 +182,7 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
         ),
         (
             build_task(attempts=3, attempts_before_replay=3),
-            [build_attempt(3, decision=Decision(action="stop", reason="something new"))],
+            [build_attempt(3, decision=DecisionRecord(action="stop", reason="something new"))],
             LaneRecord(name="l", tenant="t", parked_until=NOW),
             (
                 "earlier attempts not shown: 2; attempt 3 got 503; stopped: something new; was "
@@ -233,9 +233,9 @@ def test_a_leased_task_is_explained(is_running: bool | None, expected: str) -> N
     assert returned.text.startswith(f"no attempt was made yet. {expected}")
 
 
-LONG_WAIT = Decision(action="wait", delay_ms=20_000.0, ceiling_ms=20_000.0, jitter="full")
+LONG_WAIT = DecisionRecord(action="wait", delay_ms=20_000.0, ceiling_ms=20_000.0, jitter="full")
 FIRST_ATTEMPT = build_attempt(1, started_at=NOW - 21_500, duration_ms=100.0, decision=LONG_WAIT)
-DONE = Decision(action="done")
+DONE = DecisionRecord(action="done")
 
 
 @pytest.mark.parametrize(

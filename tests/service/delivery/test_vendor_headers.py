@@ -10,7 +10,7 @@ import pytest
 
 from tarry.service.delivery.signing import Signer
 from tarry.service.delivery.vendor_headers import cloud_tasks_headers, qstash_headers
-from tarry.service.model import AttemptRecord, Decision, Task, TaskContent
+from tarry.service.model import AttemptRecord, DecisionRecord, Task, TaskContent
 
 URL = "https://example.com/hook?a=b"
 
@@ -39,7 +39,7 @@ def records(first_number: int, *statuses: int | None) -> list[AttemptRecord]:
             started_at=0,
             status=status,
             outcome="transient",
-            decision=Decision(action="wait"),
+            decision=DecisionRecord(action="wait"),
             worker="w",
         )
         for number, status in enumerate(statuses, first_number)

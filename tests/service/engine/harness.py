@@ -22,8 +22,8 @@ from tarry.service.engine.context import (
     DATA,
     EngineContext,
     EngineLimits,
-    Health,
     HealthCheck,
+    ServiceHealth,
     StoreClock,
 )
 from tarry.service.engine.engine import Engine
@@ -31,7 +31,7 @@ from tarry.service.engine.lanes import Lanes
 from tarry.service.engine.limits import LimitPattern, LimitTable
 from tarry.service.engine.metrics import Metrics
 from tarry.service.engine.policies import PolicyCache
-from tarry.service.engine.reporting import Event, Reporter
+from tarry.service.engine.reporting import EngineEvent, Reporter
 from tarry.service.engine.result_writer import build_callback_task
 from tarry.service.engine.secrets import Secret, SecretResolver
 from tarry.service.engine.signers import SignerCache
@@ -118,9 +118,9 @@ class EngineHarness:
         self.metrics = Metrics(self.lanes)
         reporter = Reporter(self.metrics, clock.now_ms)
         self.events = reporter.events
-        self.published: list[Event] = []
+        self.published: list[EngineEvent] = []
         self.events.listen(self.published.append)
-        health = Health(loop.time)
+        health = ServiceHealth(loop.time)
         self.context = EngineContext(
             store=self.store,
             delivery_client=target,

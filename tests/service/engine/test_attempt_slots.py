@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tarry.service.delivery import DeliveryRequest, DeliveryResult, Fault
 from tarry.service.engine.attempt_slots import Admission, AttemptSlots, LaneRotation, Slot
 from tarry.service.engine.context import EngineLimits
-from tarry.service.engine.lanes import Lanes, LaneState, SlotShares, TenantState, build_downstream
+from tarry.service.engine.lanes import Lanes, LocalLane, SlotShares, TenantState, build_downstream
 from tarry.service.engine.leased_tasks import LeasedTasks
 from tarry.service.model import Task
 from tests.service.engine.harness import OK, EngineHarness, FakeTarget, run
@@ -29,7 +29,7 @@ def new_lanes() -> Lanes:
     return Lanes(partial(build_downstream, max_in_flight=1000), max_leased=1000)
 
 
-def fill(rotation: LaneRotation, slots: AttemptSlots, lanes: list[LaneState]) -> list[Slot]:
+def fill(rotation: LaneRotation, slots: AttemptSlots, lanes: list[LocalLane]) -> list[Slot]:
     """Start attempts until no lane is admitted, as if each lane always had due tasks."""
     for lane in lanes:
         rotation.append(lane)
@@ -213,7 +213,7 @@ def new_leased_tasks(lanes: Lanes, slots: AttemptSlots) -> LeasedTasks:
     return LeasedTasks(lanes, slots, lambda: 1000, max_leased=1000, lease_ms=0, on_due=lambda: None)
 
 
-def new_fast_lane(lanes: Lanes, name: str) -> LaneState:
+def new_fast_lane(lanes: Lanes, name: str) -> LocalLane:
     """Return a lane whose attempts were short until now."""
     lane = lanes[name]
     lane.record_result(5.0, timed_out=False)

@@ -12,8 +12,8 @@ from tarry.service.engine.context import (
     ADDING,
     DATA,
     STORE,
-    Health,
     HealthCheck,
+    ServiceHealth,
     StoreClock,
     check_partitions,
 )
@@ -92,7 +92,7 @@ def test_component_that_fails_and_works_in_turn_stays_failing(
 ) -> None:
     """Of ten failures and ten successes a second, one line is logged; a recovery is another one."""
     monotonic = FakeMonotonicClock()
-    health = Health(monotonic)
+    health = ServiceHealth(monotonic)
     with caplog.at_level(logging.WARNING, "tarry.service"):
         for _ in range(100):
             health.mark_failing("adding", "memory is full")
@@ -110,7 +110,7 @@ def test_component_that_fails_and_works_in_turn_stays_failing(
 def test_component_without_a_success_does_not_recover() -> None:
     """Time alone is no recovery."""
     monotonic = FakeMonotonicClock()
-    health = Health(monotonic)
+    health = ServiceHealth(monotonic)
     health.mark_failing("store", "down")
     health.mark_healthy("store")
     health.mark_failing("store", "down")
@@ -123,7 +123,7 @@ def test_component_without_a_success_does_not_recover() -> None:
 def test_component_that_fails_again_soon_must_work_longer() -> None:
     """The time doubles with each failure within a minute of a recovery, up to 30 s."""
     monotonic = FakeMonotonicClock()
-    health = Health(monotonic)
+    health = ServiceHealth(monotonic)
 
     def recover() -> int:
         """Return how many seconds a recovery takes."""
@@ -164,7 +164,7 @@ class PartitionedStore:
 def test_a_partition_that_fails_does_not_make_the_process_unready() -> None:
     """It is unready if all partitions fail, or one is lost; failing components are named."""
     monotonic = FakeMonotonicClock()
-    health = Health(monotonic)
+    health = ServiceHealth(monotonic)
     health.partition_count = 2
     store = PartitionedStore()
 
@@ -197,7 +197,7 @@ def test_a_partition_that_does_not_respond_is_logged_once(
 ) -> None:
     """That no tasks can be added to it is logged only if that lasts longer, and both are named."""
     monotonic = FakeMonotonicClock()
-    health = Health(monotonic)
+    health = ServiceHealth(monotonic)
     health.partition_count = 2
     error = StoreUnavailable("node down")
     error.partition = 1
@@ -234,7 +234,7 @@ def test_a_partition_that_hangs_does_not_make_the_process_unready() -> None:
 
     async def main() -> None:
         now = asyncio.get_running_loop().time
-        health, store = Health(now), PartitionedStore()
+        health, store = ServiceHealth(now), PartitionedStore()
         health.partition_count, store.hanging = 2, {1}
         check = HealthCheck(
             health,
@@ -254,7 +254,7 @@ def test_a_partition_that_hangs_does_not_make_the_process_unready() -> None:
 def test_a_partition_that_works_again_recovers_without_tasks() -> None:
     """A failure of maintenance ends with the next check, although nothing is claimed."""
     monotonic = FakeMonotonicClock()
-    health = Health(monotonic)
+    health = ServiceHealth(monotonic)
     health.partition_count = 2
     error = StoreUnavailable("connection refused")
     error.partition = 1

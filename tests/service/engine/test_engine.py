@@ -9,7 +9,7 @@ import pytest
 from tarry.errors import StoreUnavailable
 from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.engine.context import EngineLimits
-from tarry.service.engine.lanes import Lanes, LaneState, build_breaker
+from tarry.service.engine.lanes import Lanes, LocalLane, build_breaker
 from tarry.service.model import Status, Task, WorkerRecord
 from tarry.service.shutdown import GRACE_S
 from tarry.service.store import (
@@ -312,7 +312,7 @@ def test_leases_of_a_batch_are_limited_by_tenant_and_lane(
     monkeypatch.setattr(Lanes, "lease_allowance", lambda *_: tenant_leases)
     monkeypatch.setattr(Lanes, "lease_capacity", lambda _, lane: capacities[lane.name])
     is_tripped = property(lambda lane: "t.example" in lane.name)
-    monkeypatch.setattr(LaneState, "is_tripped", is_tripped)
+    monkeypatch.setattr(LocalLane, "is_tripped", is_tripped)
     run(main)
 
 

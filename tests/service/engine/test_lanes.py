@@ -14,8 +14,8 @@ from tarry.service.delivery import DeliveryRequest, DeliveryResult, Fault
 from tarry.service.engine import lanes as lanes_module
 from tarry.service.engine.lanes import (
     Lanes,
-    LaneState,
     LeasedTask,
+    LocalLane,
     build_breaker,
     build_downstream,
 )
@@ -39,9 +39,9 @@ def new_lanes(*names: str) -> Lanes:
     return lanes
 
 
-def new_lane() -> LaneState:
+def new_lane() -> LocalLane:
     """Return a lane."""
-    return LaneState("tenant/http:a.example:80", build_downstream("a", max_in_flight=10))
+    return LocalLane("tenant/http:a.example:80", build_downstream("a", max_in_flight=10))
 
 
 def test_lane_is_slow_from_its_first_slow_attempt() -> None:
@@ -176,7 +176,7 @@ def test_maintenance_removes_idle_lanes() -> None:
 
 
 def queue_task(
-    lane: LaneState, *, attempts: int = 0, attempts_before_replay: int = 0, lost: int = 0
+    lane: LocalLane, *, attempts: int = 0, attempts_before_replay: int = 0, lost: int = 0
 ) -> LeasedTask:
     """Queue a due task with these attempt counts in a lane, and return it."""
     task = Task(
@@ -303,7 +303,7 @@ def test_lane_with_fewer_free_leases_than_a_claim_takes_limits_it() -> None:
 class LanesWithoutShortcut(Lanes):
     """Lanes that check the limit of a lane after each change of its leases."""
 
-    def decrement_leased(self, lane: LaneState) -> None:
+    def decrement_leased(self, lane: LocalLane) -> None:
         """Stop counting a task, and check the limit of its lane."""
         super().decrement_leased(lane)
         self._update_limited(lane)

@@ -14,7 +14,7 @@ from tarry.service.engine.maintenance import replay_step_size
 from tarry.service.lane_activity import latency_bucket
 from tarry.service.model import AttemptRecord, LatencyWindow, ReplayRecord, Status
 from tarry.service.payloads import BodyStoreUnavailable
-from tarry.service.store import LaneLimits, TaskFilter
+from tarry.service.store import LaneLimits, StoredTaskFilter
 from tests.service.engine.harness import BUSY, EPOCH_S, OK, EngineHarness, FakeTarget, run
 from tests.service.stores.reference_store import ReferenceStore
 
@@ -161,7 +161,7 @@ def test_replays_keep_the_quota_of_unfinished_tasks() -> None:
         target.responses = [hang]
         await harness.store.start_replay(ReplayRecord(id="a", tenant="default"))
         await asyncio.sleep(10)
-        dead = TaskFilter(status=Status.EXHAUSTED)
+        dead = StoredTaskFilter(status=Status.EXHAUSTED)
         assert 7 == len((await harness.store.list_tasks("default", dead)).items)
 
         await asyncio.sleep(60)

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.engine import metrics
 from tarry.service.engine.context import EngineLimits
-from tarry.service.model import AttemptRecord, Decision
+from tarry.service.model import AttemptRecord, DecisionRecord
 from tests.service.engine.harness import BUSY, OK, EngineHarness, FakeTarget, new_breaker, run
 from tests.service.stores.reference_store import ReferenceStore
 
@@ -88,7 +88,7 @@ def test_buffered_samples_are_included_when_metrics_are_read() -> None:
         harness = EngineHarness(FakeTarget(OK))
         metrics, max_buffered = harness.metrics, 0
         for number in range(1, 1_235):
-            lag_ms, wait = number % 4 - 1, Decision(action="wait", delay_ms=100.5)
+            lag_ms, wait = number % 4 - 1, DecisionRecord(action="wait", delay_ms=100.5)
             decision = wait if number % 2 else None
             metrics.record_attempt(
                 AttemptRecord(

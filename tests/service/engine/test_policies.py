@@ -7,7 +7,7 @@ import pytest
 
 from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.model import PolicyVersion, Status
-from tarry.service.store import TaskFilter
+from tarry.service.store import StoredTaskFilter
 from tests.service.engine.harness import (
     BUSY,
     OK,
@@ -31,7 +31,7 @@ def test_default_policy_outlasts_an_outage(outage_s: float) -> None:
         await harness.engine.start()
         await harness.add(harness.new_task(callback_url="http://callback.example/"))
         await asyncio.sleep(3600)
-        page = await harness.store.list_tasks("default", TaskFilter())
+        page = await harness.store.list_tasks("default", StoredTaskFilter())
         assert [Status.SUCCEEDED] * 2 == [task.status for task in page.items]
         await harness.engine.stop(1)
 

@@ -13,7 +13,7 @@ import pytest
 from tarry.core.outcome import SUCCESS, TRANSIENT
 from tarry.service.engine.retry_budget import SharedBudget
 from tarry.service.store import LeaseTerms
-from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
+from tarry.service.stores.sqlite.transaction import ReadTransaction, WriteTransaction
 from tarry.service.stores.sqlite.worker_locks import WorkerLock
 from tarry.wire.tasks import BreakerSettings, BudgetSettings, DownstreamLimits
 from tests.service.engine.harness import BUSY, EPOCH_S, OK, EngineHarness, FakeTarget, run
@@ -101,7 +101,7 @@ class KillableStore(SynchronousSqliteStore):
         await self.close()
 
     async def write(
-        self, operation: Callable[[Transaction], T], weight: int = 1, *, urgent: bool = True
+        self, operation: Callable[[WriteTransaction], T], weight: int = 1, *, urgent: bool = True
     ) -> T:
         """Run an operation, unless the process was killed."""
         if self._is_killed:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from tarry.service.http.client_limit import Client
+from tarry.service.http.client_limit import ClientConnection
 from tarry.service.http.tls_listener import TlsListener
 from tests.certificates import Authority
 
@@ -26,7 +26,7 @@ class FakeProtocol(asyncio.Protocol):
     is_for_health_checks = False
     idle_since = 0.0
 
-    def __init__(self, clients: set[Any], handshake: Client | None = None) -> None:
+    def __init__(self, clients: set[Any], handshake: ClientConnection | None = None) -> None:
         self._clients, self._handshake = clients, handshake
 
     def connection_made(self, transport: Any) -> None:

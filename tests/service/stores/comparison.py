@@ -34,9 +34,9 @@ from tarry.service.store import (
     RecordKind,
     SeriesPoint,
     Store,
-    TaskFilter,
+    StoredTaskFilter,
 )
-from tarry.service.stores.sqlite import SqliteStore
+from tarry.service.stores.sqlite import SqliteTaskStore
 from tests.service.stores.harness import ManualClock
 from tests.service.stores.reference_store import ReferenceState, ReferenceStore
 from tests.service.stores.reference_store.state import is_skipped
@@ -56,7 +56,7 @@ def reference_store_factory(folder: Path) -> StoreFactory:
 
 def sqlite_store_factory(folder: Path) -> StoreFactory:
     """Return a function that creates SQLite stores on one file."""
-    return lambda clock: SqliteStore(folder / "tasks.db", clock=clock)
+    return lambda clock: SqliteTaskStore(folder / "tasks.db", clock=clock)
 
 
 STORE_FACTORIES: dict[str, Callable[[Path], StoreFactory]] = {
@@ -217,10 +217,10 @@ async def snapshot(store: Store) -> StoreSnapshot:
 
 async def list_all_tasks(store: Store, tenant: str) -> list[Task]:
     """Return all tasks of a tenant, page by page."""
-    page = await store.list_tasks(tenant, TaskFilter(), limit=7)
+    page = await store.list_tasks(tenant, StoredTaskFilter(), limit=7)
     found = page.items
     while page.cursor is not None:
-        page = await store.list_tasks(tenant, TaskFilter(), cursor=page.cursor, limit=7)
+        page = await store.list_tasks(tenant, StoredTaskFilter(), cursor=page.cursor, limit=7)
         found += page.items
     return found
 

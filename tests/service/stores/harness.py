@@ -13,7 +13,7 @@ from tarry.service.store import (
     LeaseTerms,
     NewTask,
     Store,
-    TaskFilter,
+    StoredTaskFilter,
     TaskResult,
 )
 from tarry.service.task_search import search_of_replay
@@ -225,7 +225,7 @@ async def step_replay(
     return await store.replay_step(replay_id, None, [], None)
 
 
-async def purge(store: Store, tenant: str, task_filter: TaskFilter, limit: int) -> int:
+async def purge(store: Store, tenant: str, task_filter: StoredTaskFilter, limit: int) -> int:
     """Delete up to `limit` tasks that match a filter, oldest first, if they are dead letters."""
     page = await store.list_tasks(tenant, task_filter, limit=limit, oldest_first=True)
     return await store.delete_dead_letters(tenant, [found.id for found in page.items])

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tarry.service.model import (
     ApiKeyRecord,
     AttemptRecord,
-    BreakerChange,
+    BreakerChangeRecord,
     PolicyVersion,
     ReplayRecord,
     SigningSecretRecord,
@@ -28,7 +28,7 @@ from tarry.service.store import (
     Retention,
     SeriesPoint,
     Store,
-    TaskFilter,
+    StoredTaskFilter,
     TaskResult,
 )
 from tarry.service.task_search import search_of_replay
@@ -378,7 +378,7 @@ class StoreMachine(RuleBasedStateMachine):
         **fields: Any,
     ) -> None:
         """List tasks with a filter, and read the last attempts."""
-        query = TaskFilter(**fields, **more_fields)
+        query = StoredTaskFilter(**fields, **more_fields)
 
         async def list_comparable_tasks(store: Store) -> Any:
             page = await store.list_tasks(tenant, query, limit=limit, oldest_first=oldest_first)
@@ -445,7 +445,7 @@ class StoreMachine(RuleBasedStateMachine):
     def purge(self, tenant: str, filter_fields: dict[str, Any], limit: int) -> None:
         """Purge dead letters."""
         self.comparison.call_and_compare(
-            lambda store: purge(store, tenant, TaskFilter(**filter_fields), limit)
+            lambda store: purge(store, tenant, StoredTaskFilter(**filter_fields), limit)
         )
 
     # --- maintenance ------------------------------------------------------------------------------
@@ -518,7 +518,7 @@ class StoreMachine(RuleBasedStateMachine):
     )
     def record_lane_activity(self, lane: str, state: str, counts: dict[str, int]) -> None:
         """Record a change of a breaker, and latencies."""
-        change = BreakerChange(at=self.now, before="closed", after=state)
+        change = BreakerChangeRecord(at=self.now, before="closed", after=state)
         self.comparison.call_and_compare(lambda store: store.record_breaker_change(lane, change))
         self.comparison.call_and_compare(lambda store: store.record_latencies({lane: counts}))
 

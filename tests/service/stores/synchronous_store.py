@@ -6,25 +6,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tarry.service.stores.sqlite import Database, SqliteStore
-from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
+from tarry.service.stores.sqlite import SqliteDatabase, SqliteTaskStore
+from tarry.service.stores.sqlite.transaction import ReadTransaction, WriteTransaction
 
 T = TypeVar("T")
 
 
-class SynchronousSqliteStore(SqliteStore):
-    """A `SqliteStore` that runs each operation at once in the calling thread."""
+class SynchronousSqliteStore(SqliteTaskStore):
+    """A `SqliteTaskStore` that runs each operation at once in the calling thread."""
 
     def __init__(self, path: Path, clock: Callable[[], int]) -> None:
         super().__init__(path, clock=clock)
-        self.database = Database(path, clock)  # without the worker lock of `SqliteStore`
+        self.database = SqliteDatabase(path, clock)  # without the worker lock of `SqliteTaskStore`
 
     async def open(self) -> None:
         """Open the file."""
         self.database.open()
 
     async def write(
-        self, operation: Callable[[Transaction], T], weight: int = 1, *, urgent: bool = True
+        self, operation: Callable[[WriteTransaction], T], weight: int = 1, *, urgent: bool = True
     ) -> T:
         """Run an operation."""
         value: T = self._unwrap(self.database.apply([operation]))

@@ -7,7 +7,7 @@ import pytest
 from tarry.errors import ConfigurationError
 from tarry.service.model import LaneRecord, ReplayRecord
 from tarry.service.stores.records import (
-    build_lane_state,
+    build_lane_export,
     decode_replay_for_export,
     encode,
     encode_limits,
@@ -35,10 +35,10 @@ def test_an_exported_lane_has_its_limits() -> None:
     """Limits are stored as JSON; a lane without limits has none, or an empty text."""
     lane, limits = LaneRecord(name="acme/a", tenant="acme"), DownstreamLimits(concurrency=3)
 
-    assert limits == build_lane_state(lane, encode_limits(limits), 1.0, 2, 3.0, 4).limits
+    assert limits == build_lane_export(lane, encode_limits(limits), 1.0, 2, 3.0, 4).limits
     assert encode_limits(None) is None
     for empty in (None, b""):
-        assert build_lane_state(lane, empty, None, None, 0.0, 0).limits is None
+        assert build_lane_export(lane, empty, None, None, 0.0, 0).limits is None
 
 
 def test_an_exported_replay_has_no_cursors() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tarry.runtime.effects import effects
-from tarry.service.store import Retention, Store, TaskFilter
+from tarry.service.store import Retention, Store, StoredTaskFilter
 from tests.service.stores.conformance.suite import CASES, Case, StoreHarness, case_name
 from tests.service.stores.harness import (
     DAY_MS,
@@ -53,7 +53,7 @@ def test_no_method_suspends() -> None:
         store.add([]),
         store.claim(LEASE, limit=1, per_lane=1),
         store.finish([]),
-        store.list_tasks("acme", TaskFilter()),
+        store.list_tasks("acme", StoredTaskFilter()),
         store.close(),
     ]
     for call in calls:

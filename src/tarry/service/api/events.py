@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from tarry.service.api.context import ApiContext
     from tarry.service.api.messages import ApiRequest
-    from tarry.service.engine.reporting import Event
+    from tarry.service.engine.reporting import EngineEvent
     from tarry.wire.http import Receive, Send
 
 _encode = msgspec.json.Encoder().encode
@@ -146,7 +146,7 @@ class EventResource:
         for stream in self.streams:
             stream.end_requested.set()
 
-    def _on_event(self, event: Event) -> None:
+    def _on_event(self, event: EngineEvent) -> None:
         buffer = self._buffers.get(event.tenant)
         if buffer is not None:
             head = f"id: {event.at}-{buffer.end + 1}\n"
@@ -237,7 +237,7 @@ class EventStream:
         return len(self._resource.streams) * _MAX_PART_BYTES / _MAX_SENT_BYTES_PER_S
 
 
-def _event_view(event: Event) -> ServiceEvent:
+def _event_view(event: EngineEvent) -> ServiceEvent:
     """Return the view of an event, without texts of the target, which may contain secrets."""
     attempt = None
     if event.attempt is not None:

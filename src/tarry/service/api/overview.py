@@ -70,11 +70,11 @@ class OverviewQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     range: TimeRange = TimeRange.HOUR
 
 
-class _Body(msgspec.Struct, rename="camel", kw_only=True, gc=False):
+class _OverviewPart(msgspec.Struct, rename="camel", kw_only=True, gc=False):
     pass
 
 
-class CurrentBacklog(_Body):
+class CurrentBacklog(_OverviewPart):
     """The tasks that are stored now."""
 
     pending: int
@@ -86,7 +86,7 @@ class CurrentBacklog(_Body):
     """Why this task waits; null: no task is due."""
 
 
-class OverviewPoint(_Body):
+class OverviewPoint(_OverviewPart):
     """What happened in one interval."""
 
     at: int
@@ -113,7 +113,7 @@ class OverviewPoint(_Body):
     oldest_due_age_ms: float | None = None
 
 
-class DelayBucket(_Body):
+class DelayBucket(_OverviewPart):
     """The number of retries with a delay up to `upToMs`, and above that of the previous bucket."""
 
     up_to_ms: int | None
@@ -121,7 +121,7 @@ class DelayBucket(_Body):
     count: int
 
 
-class Overview(_Body):
+class Overview(_OverviewPart):
     """The state of the service over a time range, for all processes."""
 
     scope: Literal["all", "tenant"]

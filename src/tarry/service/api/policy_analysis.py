@@ -23,7 +23,7 @@ from tarry.service.api.routing import Operation
 from tarry.service.api.views import stored_lane_name
 from tarry.service.model import LOST
 from tarry.service.shutdown import cancel_and_wait
-from tarry.service.store import TaskFilter
+from tarry.service.store import StoredTaskFilter
 from tarry.service.tenant_shares import TenantShares
 from tarry.wire.policies import policy_to_json
 from tarry.wire.tasks import PolicyAdvice, PolicyAdviceRequest, PolicySimulation
@@ -115,7 +115,7 @@ class PolicyAnalysisResource:
         cursor: str | None = None
         for _ in range(_MAX_PAGES):
             page = await store.list_attempts_of_tasks(
-                tenant, TaskFilter(lane=stored_name), cursor=cursor, limit=_ATTEMPTS_PER_PAGE
+                tenant, StoredTaskFilter(lane=stored_name), cursor=cursor, limit=_ATTEMPTS_PER_PAGE
             )
             attempts += [
                 RecordedAttempt(

@@ -27,7 +27,7 @@ from tarry.service.api.views import stored_task_view
 from tarry.service.delivery.targets import parse_target_prefix
 from tarry.service.model import MAX_ATTEMPT_NUMBER, Status
 from tarry.service.redaction import find_secrets, redact_url
-from tarry.service.store import CancelStatus, RetryNowStatus, TaskFilter
+from tarry.service.store import CancelStatus, RetryNowStatus, StoredTaskFilter
 from tarry.service.task_search import TaskFinder, TaskSearch
 from tarry.service.tenant_shares import TenantShares
 from tarry.wire import tasks as wire
@@ -336,7 +336,7 @@ class TaskResource:
         check_epoch_ms("createdAfter", query.created_after)
         check_epoch_ms("createdBefore", query.created_before)
         tenant = request.tenant
-        task_filter = TaskFilter(
+        task_filter = StoredTaskFilter(
             status=None if query.status is None else Status[query.status],
             policy_id=query.policy_id,
             lane=None if query.lane is None else views.stored_lane_name(tenant, query.lane),
@@ -464,7 +464,7 @@ def build_search(
             raise problems.invalid(f"{parent_field}urlPrefix", rule)
         url_prefix, lane_prefix = target.url, views.stored_lane_name(tenant, target.endpoint)
     return TaskSearch(
-        filter=TaskFilter(
+        filter=StoredTaskFilter(
             status=status,
             is_live=is_live,
             policy_id=query.policy_id,
@@ -488,7 +488,7 @@ def check_not_empty(search: TaskSearch, filter_type: type[msgspec.Struct], *, is
 
     The error lists the fields of `filter_type`.
     """
-    task_filter = TaskFilter(status=search.filter.status, is_live=search.filter.is_live)
+    task_filter = StoredTaskFilter(status=search.filter.status, is_live=search.filter.is_live)
     if search == TaskSearch(filter=task_filter) and not is_all:
         names = ", ".join(filter_type.__struct_encode_fields__)
         raise problems.invalid("all", f"must be true if no filter is given; filters are {names}")

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tarry.service.delivery import DeliveryResult
     from tarry.service.model import (
         AttemptRecord,
-        Decision,
+        DecisionRecord,
         LaneActivity,
         LaneRecord,
         ReplayRecord,
@@ -471,7 +471,9 @@ def _shorten_error(error: str, attempt: AttemptRecord) -> str:
     return error if attempt.error_class == Fault.BLOCKED else error[:_MAX_ERROR_CHARS]
 
 
-def _describe_decision(decision: Decision, waited_ms: float | None, *, is_cancelled: bool) -> str:
+def _describe_decision(
+    decision: DecisionRecord, waited_ms: float | None, *, is_cancelled: bool
+) -> str:
     """Describe a decision; `waited_ms` is the actual wait, or None if the task still waits."""
     details: list[str] = []
     if decision.ceiling_ms is not None:

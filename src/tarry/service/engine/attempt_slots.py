@@ -26,7 +26,7 @@ from msgspec import Struct
 from tarry.service.engine.lanes import MAX_FAST_ATTEMPT_MS, MAX_SLOTS_PER_FREE_SLOT, SlotShares
 
 if TYPE_CHECKING:
-    from tarry.service.engine.lanes import LaneState, TenantState
+    from tarry.service.engine.lanes import LocalLane, TenantState
 
 
 _MAX_READMITTED_TENANTS = 8
@@ -51,7 +51,7 @@ ADMITTED = Admission.ADMITTED
 class Slot(Struct, eq=False):
     """The slot of one attempt in flight."""
 
-    lane: LaneState
+    lane: LocalLane
     is_slow: bool  # whether the lane was slow when the attempt started
 
 
@@ -80,7 +80,7 @@ class AttemptSlots:
         """Whether `mark_slow_lanes` must be called, because a fast lane has attempts in flight."""
         return bool(self._fast_slots)
 
-    def check(self, lane: LaneState) -> Admission:
+    def check(self, lane: LocalLane) -> Admission:
         """Return whether a lane may start an attempt; `free_count` must not be 0."""
         tenant = lane.tenant
         # The usual case, computed without a call of `remaining`: the tenant may acquire more slots
@@ -102,7 +102,7 @@ class AttemptSlots:
         # A lane without attempts in flight is admitted if its tenant is below its limits.
         return Admission.LANE_AT_LIMIT if 0 < lane.running_count >= left else ADMITTED
 
-    def acquire(self, lane: LaneState, now_ms: int) -> Slot:
+    def acquire(self, lane: LocalLane, now_ms: int) -> Slot:
         """Return a slot for an attempt that starts now."""
         slot = Slot(lane, lane.is_slow)
         self.free_count -= 1
@@ -127,7 +127,7 @@ class AttemptSlots:
         else:
             self._fast_slots.pop(slot, None)  # missing after `mark_slow_lanes`
 
-    def mark_slow_lanes(self, now_ms: int) -> list[LaneState]:
+    def mark_slow_lanes(self, now_ms: int) -> list[LocalLane]:
         """Mark fast lanes with an attempt in flight for a second as slow; return these lanes."""
         slow_slots: list[Slot] = []
         for slot, started_at in self._fast_slots.items():
@@ -149,12 +149,12 @@ class LaneRotation:
 
     def __init__(self, slots: AttemptSlots) -> None:
         self._slots = slots
-        self._lanes: dict[TenantState, deque[LaneState]] = {}
+        self._lanes: dict[TenantState, deque[LocalLane]] = {}
         self.tenant_queue: deque[TenantState] = deque()  # if it is empty, `pop` returns None
         self.waiting_tenants: OrderedDict[TenantState, None] = OrderedDict()
-        self.waiting_lanes: OrderedDict[LaneState, None] = OrderedDict()
+        self.waiting_lanes: OrderedDict[LocalLane, None] = OrderedDict()
 
-    def append(self, lane: LaneState) -> None:
+    def append(self, lane: LocalLane) -> None:
         """Add a lane after the other lanes of its tenant; its former rotation skips it."""
         lane.rotation = self
         lanes = self._lanes.get(lane.tenant)
@@ -164,7 +164,7 @@ class LaneRotation:
         else:
             lanes.append(lane)
 
-    def pop(self) -> LaneState | None:
+    def pop(self) -> LocalLane | None:
         """Remove and return the next lane that may start an attempt, or None."""
         tenants = self.tenant_queue
         while tenants:
@@ -193,7 +193,7 @@ class LaneRotation:
                 self.waiting_lanes[lane] = None
         return None
 
-    def readmit(self, tenant: TenantState) -> LaneState | None:
+    def readmit(self, tenant: TenantState) -> LocalLane | None:
         """Readmit waiting tenants and a waiting lane, because an attempt of `tenant` has ended.
 
         Readmits this tenant, and other tenants in turn, of which some may have no task that can

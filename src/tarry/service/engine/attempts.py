@@ -21,7 +21,7 @@ from tarry.core.outcome import (
 )
 from tarry.core.verdict import Wait
 from tarry.service.delivery import DeliveryRequest, DeliveryResult, Fault
-from tarry.service.model import AttemptRecord, Decision, Status, Task
+from tarry.service.model import AttemptRecord, DecisionRecord, Status, Task
 from tarry.service.redaction import find_secrets, redact_named_values, redact_text
 from tarry.service.store import TaskResult
 from tarry.wire.http import ATTEMPT_HEADER, IDEMPOTENCY_KEY_HEADER, format_idempotency_key
@@ -146,7 +146,7 @@ def build_record(
     task: Task,
     delivery: DeliveryResult,
     outcome: Outcome,
-    decision: Decision,
+    decision: DecisionRecord,
     started_at: int,
     worker: str,
 ) -> AttemptRecord:
@@ -205,20 +205,20 @@ def _redact_and_cut(
 
 
 @lru_cache(1024)
-def success_decision(policy_version: int | None) -> Decision:
+def success_decision(policy_version: int | None) -> DecisionRecord:
     """Return the decision after a success, which many attempt log entries share."""
-    return Decision(action="done", policy_version=policy_version)
+    return DecisionRecord(action="done", policy_version=policy_version)
 
 
 def build_decision(
     verdict: Wait | Stop, outcome: Outcome, effective_policy: EffectivePolicy, call: DurableCall
-) -> Decision:
+) -> DecisionRecord:
     """Return the decision of an attempt log entry: the verdict, and the state before it."""
     breaker, budget = call.last_status
     version, hint = effective_policy.version, outcome.hint
     if isinstance(verdict, Wait):
         jitter = effective_policy.policy.jitter
-        decision = Decision(
+        decision = DecisionRecord(
             action="wait",
             delay_ms=round(verdict.delay * 1000, 3),
             ceiling_ms=round(verdict.ceiling * 1000, 3),
@@ -228,7 +228,7 @@ def build_decision(
             breaker=breaker,
         )
     else:
-        decision = Decision(
+        decision = DecisionRecord(
             action="stop",
             reason=str(verdict.reason),
             policy_version=version,

@@ -41,14 +41,14 @@ _RECOVERY_S, _MAX_RECOVERY_S = 3.0, 30.0
 _RELAPSE_S = 60.0
 """A component that fails again in this time after it has recovered must then work twice as long."""
 STORE = "store"
-"""The component of `Health` for claims, results and maintenance."""
+"""The component of `ServiceHealth` for claims, results and maintenance."""
 ADDING = "adding"
-"""The component of `Health` for adding tasks to the store. A store with full memory refuses only
-this."""
+"""The component of `ServiceHealth` for adding tasks to the store. A store with full memory refuses
+only this."""
 DATA = "data"
-"""The component of `Health` for a store that was emptied or replaced after it was opened."""
+"""The component of `ServiceHealth` for a store that was emptied or replaced after it was opened."""
 BODY_STORE = "bodies"
-"""The component of `Health` for the storage of large bodies."""
+"""The component of `ServiceHealth` for the storage of large bodies."""
 _UNKNOWN_OFFSET_MS = -1e15  # far in the past: no task is due before `StoreClock.synchronize`
 
 
@@ -75,7 +75,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Tasks that a tenant may add at once in spite of `tenant_tasks_per_s`."""
 
 
-class Health:
+class ServiceHealth:
     """The failing components of this process. Each failure and each recovery is logged once.
 
     A component has recovered when a call has succeeded since the last failure, and no call has
@@ -203,7 +203,7 @@ class HealthCheck:
 
     def __init__(
         self,
-        health: Health,
+        health: ServiceHealth,
         components: Sequence[str],
         check: Callable[[], Awaitable[object]],
         monotonic: Callable[[], float],
@@ -294,7 +294,7 @@ class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
     claim_turns: ClaimTurns
     clock: StoreClock
     reporter: Reporter
-    health: Health
+    health: ServiceHealth
     store_check: HealthCheck
     """Checks whether the store accepts a write, which new tasks need (components `ADDING` and
     `DATA`)."""
@@ -333,7 +333,7 @@ class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
         return self.process.role != "worker"
 
 
-async def check_partitions(store: Store, health: Health) -> None:
+async def check_partitions(store: Store, health: ServiceHealth) -> None:
     """Check whether each partition accepts a write; `health` has the results of several."""
     if store.partition_count == 1:
         await store.ping()
@@ -361,7 +361,7 @@ async def check_partitions(store: Store, health: Health) -> None:
 
 
 async def retry_until_stored(
-    write: Callable[[], Awaitable[T]], health: Health, partition: int
+    write: Callable[[], Awaitable[T]], health: ServiceHealth, partition: int
 ) -> T:
     """Repeat a write until its partition accepts it, with pauses that double up to two seconds.
 

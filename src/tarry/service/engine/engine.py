@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from tarry.service.engine.context import (
         EngineContext,
         EngineLimits,
-        Health,
         HealthCheck,
+        ServiceHealth,
         StoreClock,
     )
     from tarry.service.engine.lanes import LeasedTask
@@ -78,7 +78,7 @@ class Engine:
         self.policies: PolicyCache = context.policies
         self.signers: SignerCache = context.signers
         self.secrets: SecretResolver = context.secrets
-        self.health: Health = context.health
+        self.health: ServiceHealth = context.health
         self.store_check: HealthCheck = context.store_check
         self.body_store_check: HealthCheck = context.body_store_check
         self.clock: StoreClock = context.clock

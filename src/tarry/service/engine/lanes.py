@@ -163,7 +163,7 @@ class TenantState:
 
 # Not a Struct: each attempt sets several attributes, which takes 0.02 instead of 0.09 us each.
 @dataclass(slots=True, eq=False)
-class LaneState:
+class LocalLane:
     """The downstream of a lane, and the lane's tasks that are leased to this process."""
 
     name: str
@@ -375,7 +375,7 @@ class LeasedTask(Struct, eq=False):
     """One task leased to this process."""
 
     task: Task
-    lane: LaneState
+    lane: LocalLane
     content: TaskContent | None  # unpacked; None until the first attempt needs it
     is_busy: bool = False  # whether a policy load, attempt, write or cancellation is running
     is_queued: bool = False  # whether it is in the heap of `LeasedTasks` or in a queue of its lane
@@ -384,7 +384,7 @@ class LeasedTask(Struct, eq=False):
     startable_since: int = 0  # of the lane, when the last attempt was started
 
 
-class Lanes(dict[str, LaneState]):
+class Lanes(dict[str, LocalLane]):
     """Lanes by name. `lanes[name]` creates a lane; `remove_idle` removes idle lanes."""
 
     def __init__(
@@ -417,7 +417,7 @@ class Lanes(dict[str, LaneState]):
         """Limits of up to `MAX_LANES` lanes that are not in the dict, last used lanes last. They
         are applied when a lane is created."""
 
-    def __missing__(self, name: str) -> LaneState:
+    def __missing__(self, name: str) -> LocalLane:
         """Create and return a lane."""
         if len(self) >= MAX_LANES:
             self._evict_empty()
@@ -425,7 +425,7 @@ class Lanes(dict[str, LaneState]):
         tenant = self._tenants.get(tenant_name)
         if tenant is None:
             tenant = self._tenants[tenant_name] = TenantState()
-        lane = self[name] = LaneState(name, self.build_downstream(name), tenant)
+        lane = self[name] = LocalLane(name, self.build_downstream(name), tenant)
         limits = self._limits.pop(name, None)
         if limits is not None:
             lane.stored_rate = limits.rate
@@ -460,7 +460,7 @@ class Lanes(dict[str, LaneState]):
             if isinstance(budget, SharedBudget) and budget.is_outdated
         ]
 
-    def tripped_and_busiest(self, limit: int, tenant: str | None = None) -> list[LaneState]:
+    def tripped_and_busiest(self, limit: int, tenant: str | None = None) -> list[LocalLane]:
         """Return up to `limit` lanes of a tenant (None: of all tenants).
 
         Tripped lanes come first, then lanes with the most leased tasks.
@@ -517,10 +517,10 @@ class Lanes(dict[str, LaneState]):
         wait = self.waits_elsewhere.get(name)
         return None if wait is None else next((r for r in WAIT_REASONS if r == wait.reason), None)
 
-    def _lanes_of(self, tenant: str | None) -> Iterator[LaneState]:
+    def _lanes_of(self, tenant: str | None) -> Iterator[LocalLane]:
         return (lane for lane in self.values() if tenant in {None, lane.name.partition("/")[0]})
 
-    def increment_leased(self, lane: LaneState, count: int = 1) -> None:
+    def increment_leased(self, lane: LocalLane, count: int = 1) -> None:
         """Count tasks that were leased to this process."""
         lane.was_used = True
         self._leased_count += count
@@ -528,7 +528,7 @@ class Lanes(dict[str, LaneState]):
         lane.tenant.leased_count += count
         self._update_limited(lane)
 
-    def decrement_leased(self, lane: LaneState) -> None:
+    def decrement_leased(self, lane: LocalLane) -> None:
         """Stop counting a task that is no longer leased."""
         self._leased_count -= 1
         lane.leased_count -= 1
@@ -537,7 +537,7 @@ class Lanes(dict[str, LaneState]):
         if self._limited or lane.is_slow or lane.downstream.limiter.rate is not None:
             self._update_limited(lane)
 
-    def _update_limited(self, lane: LaneState) -> None:
+    def _update_limited(self, lane: LocalLane) -> None:
         """Add a lane to the lanes whose limit the next claim could exceed, or remove it."""
         limit = self._max_lane_leased
         if lane.is_slow or lane.downstream.limiter.rate is not None:
@@ -547,7 +547,7 @@ class Lanes(dict[str, LaneState]):
         else:
             self._limited.discard(lane.name)
 
-    def lease_capacity(self, lane: LaneState) -> int:
+    def lease_capacity(self, lane: LocalLane) -> int:
         """Return how many more tasks of a lane may be leased; negative if its rate has dropped."""
         return self._lease_limit(lane) - lane.leased_count
 
@@ -565,7 +565,7 @@ class Lanes(dict[str, LaneState]):
             lane.name: int(now >= lane.blocked_until and not lane.leased_count) for lane in lanes
         }
 
-    def block(self, lane: LaneState, until: int) -> bool:
+    def block(self, lane: LocalLane, until: int) -> bool:
         """Lease no task of a lane until a time, because this process does not allow its target.
 
         The store does not know of it, so that processes that allow the target deliver the tasks.
@@ -582,7 +582,7 @@ class Lanes(dict[str, LaneState]):
         lane.blocked_until = until
         return True
 
-    def unblock(self, lane: LaneState) -> None:
+    def unblock(self, lane: LocalLane) -> None:
         """Lease tasks of a lane again after `block`."""
         lane.blocked_until = 0
         if lane.name in self._blocked:
@@ -597,7 +597,7 @@ class Lanes(dict[str, LaneState]):
         """Return the reasons of up to `limit` blocked lanes, by name."""
         return {name: self[name].wait_reason or "" for name in islice(self._blocked, limit)}
 
-    def hand_over(self, lane: LaneState, now: int) -> bool:
+    def hand_over(self, lane: LocalLane, now: int) -> bool:
         """Leave a lane, whose limiter has just delayed an attempt, to its owner.
 
         Return False if this process keeps the lane: as its owner, or because the rates of several
@@ -634,7 +634,7 @@ class Lanes(dict[str, LaneState]):
             del self._rejoined[name]
         return list(self._handed_over)
 
-    def _claim_limit(self, lane: LaneState) -> int:
+    def _claim_limit(self, lane: LocalLane) -> int:
         limit = self._lease_limit(lane)
         capacity = limit - lane.leased_count
         # Up to an eighth too many, so that a fast lane needs no claim for each task that ends.
@@ -691,7 +691,7 @@ class Lanes(dict[str, LaneState]):
                 heappop(heap)
         return selected
 
-    def _lease_limit(self, lane: LaneState) -> int:
+    def _lease_limit(self, lane: LocalLane) -> int:
         if lane.name in self._handed_over:
             return 0
         limit = self._max_lane_leased
@@ -722,14 +722,14 @@ class Lanes(dict[str, LaneState]):
         candidates = [lane for lane in empty if self._is_disposable(lane)] or empty
         self._remove(candidates[: len(candidates) // 2 + 1])
 
-    def _is_disposable(self, lane: LaneState) -> bool:
+    def _is_disposable(self, lane: LocalLane) -> bool:
         """Return whether a lane is empty, neither paused nor parked, and its breaker is closed."""
         is_closed = lane.breaker.state is BreakerState.CLOSED
         # A blocked lane that still has tasks is not idle: its target is tried again and again.
         is_stopped = lane.is_paused or lane.name in self.parked
         return lane.is_empty and is_closed and not is_stopped
 
-    def _remove(self, lanes: list[LaneState]) -> None:
+    def _remove(self, lanes: list[LocalLane]) -> None:
         for lane in lanes:
             del self[lane.name]
             self.parked.discard(lane.name)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tarry.service.engine.attempt_slots import AttemptSlots
-    from tarry.service.engine.lanes import Lanes, LaneState, TenantState
+    from tarry.service.engine.lanes import Lanes, LocalLane, TenantState
     from tarry.service.model import Task, TaskContent
 
 _MAX_TIMER_MS = 1_000  # the clock is read at least this often, because it may have been set
@@ -137,7 +137,7 @@ class LeasedTasks(dict[str, LeasedTask]):
             leased_task.start_slot = slot
         return slot
 
-    def pop_next_due(self, last_lane: LaneState | None = None) -> LeasedTask | None:
+    def pop_next_due(self, last_lane: LocalLane | None = None) -> LeasedTask | None:
         """Return the next due task that may start, or None; its lane leaves the rotation.
 
         `last_lane` is the lane of the last task. It returns to the end of the rotation, unless the
@@ -170,7 +170,7 @@ class LeasedTasks(dict[str, LeasedTask]):
             lane = self._pop_lane()
         return None
 
-    def _pop_lane(self) -> LaneState | None:
+    def _pop_lane(self) -> LocalLane | None:
         """Return the next lane that may start an attempt: fast and slow lanes in turn."""
         first, second = self._rotations
         self._rotations = second, first
@@ -208,7 +208,7 @@ class LeasedTasks(dict[str, LeasedTask]):
         leased_task.is_queued = True
         leased_task.lane.due_queue(leased_task.task).appendleft(leased_task)
 
-    def add_to_rotation(self, lane: LaneState) -> None:
+    def add_to_rotation(self, lane: LocalLane) -> None:
         """Add a lane with due tasks to the end of its rotation, unless it is there already.
 
         A lane that has become fast or slow moves from the other rotation. There, a fast lane would

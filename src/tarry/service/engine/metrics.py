@@ -182,7 +182,7 @@ class Metrics:
     def record_attempt(
         self, attempt: AttemptRecord, policy_id: str, lane: str, startable_since: int = 0
     ) -> None:
-        """Record an attempt; for the lag, see `LaneState.startable_since`."""
+        """Record an attempt; for the lag, see `LocalLane.startable_since`."""
         lag = attempt.started_at - max(attempt.scheduled_at, startable_since)
         decision = attempt.decision
         delay = None if decision is None else decision.delay_ms

@@ -27,7 +27,7 @@ _logger = logging.getLogger("tarry.service")
 _EVENT_KINDS = {status: status.name.lower() for status in Status}
 
 
-class Event(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+class EngineEvent(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """Something that happened to a task or to a lane."""
 
     kind: str
@@ -51,15 +51,15 @@ class EventPublisher:
     """Passes each event to all listeners; a listener that fails does not affect the others."""
 
     def __init__(self) -> None:
-        self.listeners: list[Callable[[Event], None]] = []
-        """Other classes only test whether it is empty, because then no `Event` has to be built."""
+        self.listeners: list[Callable[[EngineEvent], None]] = []
+        """Other classes only test whether it is empty: then no `EngineEvent` has to be built."""
 
-    def listen(self, listener: Callable[[Event], None]) -> Callable[[], None]:
+    def listen(self, listener: Callable[[EngineEvent], None]) -> Callable[[], None]:
         """Call `listener` with each event from now on; return a function that stops this."""
         self.listeners.append(listener)
         return lambda: self.listeners.remove(listener)
 
-    def publish(self, event: Event) -> None:
+    def publish(self, event: EngineEvent) -> None:
         """Pass an event to all listeners."""
         for listener in tuple(self.listeners):
             try:
@@ -96,7 +96,7 @@ class Reporter:
         self._publish("added", task, None, task.created_at, next_attempt_at=next_attempt_at)
 
     def report_attempt(self, result: TaskResult, startable_since: int, now: int) -> None:
-        """Report the attempt of a result, if it has one; see `LaneState.startable_since`."""
+        """Report the attempt of a result, if it has one; see `LocalLane.startable_since`."""
         task, attempt = result.task, result.attempt
         if attempt is None:
             return
@@ -168,7 +168,7 @@ class Reporter:
         """Report attempts whose workers have disappeared."""
         _logger.warning("attempts lost, their workers have disappeared, count=%d", count)
         self.metrics.attempts["lost", "", ""] += count
-        self.events.publish(Event(kind="lost", at=now, tenant="", lane="", attempts=count))
+        self.events.publish(EngineEvent(kind="lost", at=now, tenant="", lane="", attempts=count))
 
     def report_transition(self, before: BreakerState, after: BreakerState) -> None:
         """Report the state of a breaker before and after an event that may have changed it."""
@@ -178,7 +178,9 @@ class Reporter:
         """Report an event of a lane: `kind` is parked, probing, resumed or paused."""
         if self.events.listeners:
             tenant = lane.partition("/")[0]
-            self.events.publish(Event(kind=kind, at=self._read_clock(), tenant=tenant, lane=lane))
+            self.events.publish(
+                EngineEvent(kind=kind, at=self._read_clock(), tenant=tenant, lane=lane)
+            )
 
     def _publish(
         self,
@@ -191,7 +193,7 @@ class Reporter:
         attempt: AttemptRecord | None = None,
         next_attempt_at: int | None = None,
     ) -> None:
-        event = Event(
+        event = EngineEvent(
             kind=kind,
             at=now,
             tenant=task.tenant,

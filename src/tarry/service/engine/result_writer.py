@@ -25,7 +25,7 @@ from tarry.service.delivery.targets import lane_name, parse_target
 from tarry.service.delivery.vendor_headers import QSTASH
 from tarry.service.engine.context import STORE, retry_until_stored
 from tarry.service.group_commit import AsyncGroupCommit, PartitionQueues
-from tarry.service.model import BreakerChange, Status, Task, TaskContent
+from tarry.service.model import BreakerChangeRecord, Status, Task, TaskContent
 from tarry.service.shutdown import cancel_and_wait
 from tarry.service.store import FinishStatus, Release
 from tarry.wire.tasks import STATUS_NAMES, CallbackBody
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from tarry.service.delivery import DeliveryResult
     from tarry.service.engine.context import EngineContext
-    from tarry.service.engine.lanes import LaneState, LeasedTask
+    from tarry.service.engine.lanes import LeasedTask, LocalLane
     from tarry.service.engine.leased_tasks import LeasedTasks
     from tarry.service.model import AttemptRecord
     from tarry.service.store import TaskResult
@@ -339,7 +339,7 @@ class ResultWriter:
                 self._leased_tasks.lost_replies[partition] += 1
         return [None] * len(releases)
 
-    def store_breaker_state(self, lane: LaneState, attempt: AttemptRecord | None = None) -> None:
+    def store_breaker_state(self, lane: LocalLane, attempt: AttemptRecord | None = None) -> None:
         """Start writing the breaker state of a lane to the store, if the state has changed.
 
         `attempt` is the attempt whose result has changed the state.
@@ -348,12 +348,12 @@ class ResultWriter:
         if not transitions:
             return
         state, now = transitions[-1].after, self._context.clock.now_ms()
-        changes: list[BreakerChange] = []
+        changes: list[BreakerChangeRecord] = []
         for before, after in transitions:
             self._reporter.report_transition(before, after)
             reason = _describe_transition(before, after, attempt)
             changes.append(
-                BreakerChange(at=now, before=str(before), after=str(after), reason=reason)
+                BreakerChangeRecord(at=now, before=str(before), after=str(after), reason=reason)
             )
         transitions.clear()
         self._start_lane_write(lane.name, self._write_breaker_state(lane, state, changes))
@@ -373,16 +373,16 @@ class ResultWriter:
     ) -> None:
         """Add a change to the history of the breaker of a lane."""
         at = self._context.clock.now_ms()
-        change = BreakerChange(at=at, before=str(before), after=str(after), reason=reason)
+        change = BreakerChangeRecord(at=at, before=str(before), after=str(after), reason=reason)
         await self._record_changes(lane_name, [change])
 
-    async def _record_changes(self, lane_name: str, changes: list[BreakerChange]) -> None:
+    async def _record_changes(self, lane_name: str, changes: list[BreakerChangeRecord]) -> None:
         # Not retried: the state of the lane is stored already, and the history only describes it.
         with suppress(StoreUnavailable):
             for change in changes:
                 await self._context.store.record_breaker_change(lane_name, change)
 
-    def park_waiting_lane(self, lane: LaneState, pause_s: float, reason: str) -> None:
+    def park_waiting_lane(self, lane: LocalLane, pause_s: float, reason: str) -> None:
         """Park a lane for `pause_s`, because its target cannot be attempted for a local reason.
 
         Meanwhile, the tasks of the lane wait in the store, and no attempts are counted. Afterwards,
@@ -394,7 +394,7 @@ class ResultWriter:
             lane.waits_until = now + ceil(pause_s * 1000)
             self._start_lane_write(lane.name, self._park(lane, lane.waits_until))
 
-    def end_wait(self, lane: LaneState) -> None:
+    def end_wait(self, lane: LocalLane) -> None:
         """Unpark and unblock a lane, because an attempt was made."""
         lane.wait_reason, lane.waits_until, lane.is_blocked = None, 0, True
         self._context.lanes.unblock(lane)
@@ -416,7 +416,7 @@ class ResultWriter:
             await asyncio.wait(writes)
 
     async def _write_breaker_state(
-        self, lane: LaneState, state: BreakerState, changes: list[BreakerChange]
+        self, lane: LocalLane, state: BreakerState, changes: list[BreakerChangeRecord]
     ) -> None:
         context, breaker, now_s = self._context, lane.breaker, self._context.clock.now_s()
         store = context.store
@@ -438,14 +438,14 @@ class ResultWriter:
             self._reporter.report_lane_change("probing", lane.name)
         await self._record_changes(lane.name, changes)
 
-    async def _unpark(self, lane: LaneState) -> None:
+    async def _unpark(self, lane: LocalLane) -> None:
         context = self._context
         partition = self._partition_of_lane(lane.name)
         await retry_until_stored(lambda: context.store.unpark(lane.name), context.health, partition)
         context.lanes.parked.discard(lane.name)
         self.on_unpark()
 
-    async def _park(self, lane: LaneState, until: int) -> None:
+    async def _park(self, lane: LocalLane, until: int) -> None:
         context, opens = self._context, lane.breaker.consecutive_opens
         await retry_until_stored(
             lambda: context.store.park(lane.name, until, probes=1, consecutive_opens=opens),

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from tarry.service.engine.attempt_slots import Slot
     from tarry.service.engine.context import EngineContext
     from tarry.service.engine.endpoint_caps import EndpointCap
-    from tarry.service.engine.lanes import LaneState, LeasedTask
+    from tarry.service.engine.lanes import LeasedTask, LocalLane
     from tarry.service.engine.policies import EffectivePolicy, PolicyKey
     from tarry.service.engine.secrets import ResolvedSecrets
     from tarry.service.engine.signers import TenantSigners
@@ -128,7 +128,7 @@ class Worker:
         """Tasks that wait for their policy and signers, for each load that is in progress."""
         self._waiting_for_secrets: dict[tuple[str, ...], list[LeasedTask]] = {}
         """Tasks that wait for secrets, by the tenant and the names of the secrets."""
-        self._waiting_for_cap: dict[EndpointCap, deque[LaneState]] = {}
+        self._waiting_for_cap: dict[EndpointCap, deque[LocalLane]] = {}
         """Lanes that wait until the cap that they share admits an attempt, longest wait first."""
         self._cap_timers: dict[EndpointCap, asyncio.TimerHandle] = {}
 
@@ -166,7 +166,7 @@ class Worker:
             else:  # has no effect if a release or result of the task is already being written
                 self.result_writer.release_unadded([task])
 
-    def _start_due_tasks(self, lane: LaneState | None = None) -> None:
+    def _start_due_tasks(self, lane: LocalLane | None = None) -> None:
         """Start due tasks, while `AttemptSlots` admits their lanes.
 
         `lane` is a lane that may start a task now, and is not in the rotation.
@@ -378,14 +378,14 @@ class Worker:
             self.result_writer.release(leased_task)
         return True
 
-    def end_rate_delay(self, lane: LaneState) -> None:
+    def end_rate_delay(self, lane: LocalLane) -> None:
         """Start tasks of a lane after the delay of its limiter, or after a reset of the limiter."""
         if lane.rate_timer is not None:
             lane.rate_timer.cancel()
             lane.rate_timer = None
         self._continue_lane(lane, self._context.clock.now_ms())
 
-    def _continue_lane(self, lane: LaneState, now: int) -> None:
+    def _continue_lane(self, lane: LocalLane, now: int) -> None:
         """Start more tasks of a lane, after an attempt or the delay of its limiter has ended."""
         leased_tasks = self.leased_tasks
         leased_tasks.on_slot_released(lane.tenant, now)
@@ -704,7 +704,7 @@ class Worker:
                 self.result_writer.park_waiting_lane(lane, pause_s, error or "")
             self.result_writer.release(leased_task)
 
-    def _block(self, lane: LaneState, pause_s: float, reason: str) -> None:
+    def _block(self, lane: LocalLane, pause_s: float, reason: str) -> None:
         """Leave the tasks of a lane to processes that allow its target, for `pause_s`.
 
         If too many lanes are blocked already, the lane is parked for all processes.
@@ -719,7 +719,7 @@ class Worker:
         lane.wait_reason = reason
         self.release_lane(lane.name)
 
-    def _can_keep_lease(self, lane: LaneState) -> bool:
+    def _can_keep_lease(self, lane: LocalLane) -> bool:
         """Return whether a task that has failed may keep its lease until its retry."""
         # If other tasks of the lane may be waiting in the store, the task is released, and the next
         # claim selects the tasks to lease. Otherwise, a few tasks that always fail could keep all

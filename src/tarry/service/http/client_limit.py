@@ -21,7 +21,7 @@ _MIN_STALL_S = 1.0
 """A shorter pause of a client is normal while it sends a large body or reads a large response."""
 
 
-class Client(Protocol):
+class ClientConnection(Protocol):
     """A connection from a client, whose TLS handshake may not be complete yet."""
 
     is_for_health_checks: bool
@@ -44,7 +44,9 @@ class Client(Protocol):
         ...
 
 
-def admit(client: Client, clients: MutableSet[Client], max_clients: int, now: float) -> bool:
+def admit(
+    client: ClientConnection, clients: MutableSet[ClientConnection], max_clients: int, now: float
+) -> bool:
     """Return whether to serve a new client, which is already in `clients`; else it is refused.
 
     Above the limit, idle or stalled clients are closed. If there are none, the new client gets one
@@ -60,7 +62,11 @@ def admit(client: Client, clients: MutableSet[Client], max_clients: int, now: fl
 
 
 def _close_unused_clients(
-    new_client: Client, clients: MutableSet[Client], now: float, *, for_health_checks: bool
+    new_client: ClientConnection,
+    clients: MutableSet[ClientConnection],
+    now: float,
+    *,
+    for_health_checks: bool,
 ) -> bool:
     """Close the connections that have been idle for longest; return whether one was closed.
 

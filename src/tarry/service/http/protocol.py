@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from tarry.service.api.messages import ApiResponse, BufferedRequestHandler
-    from tarry.service.http.client_limit import Client
+    from tarry.service.http.client_limit import ClientConnection
     from tarry.wire.http import Problem
 
 _Awaited: TypeAlias = Literal["first", "headers", "body"]
@@ -226,7 +226,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         body_timeout_s: float,
         fast_routes: Mapping[bytes, BufferedRequestHandler],
         max_clients: int,
-        handshake: Client | None = None,
+        handshake: ClientConnection | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)

@@ -41,7 +41,7 @@ _encode = msgspec.json.Encoder(enc_hook=str).encode
 _RECORD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """Serves a service over HTTP until a signal stops it.
 
     `on_ready` is called with the URL of the service when the server accepts connections. If the

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from socket import socket
     from ssl import SSLContext
 
-    from tarry.service.http.client_limit import Client
+    from tarry.service.http.client_limit import ClientConnection
 
 _logger = logging.getLogger("tarry.service")
 _MAX_ACCEPTED_AT_ONCE = 64  # then the event loop handles other events
@@ -33,7 +33,7 @@ _ACCEPT_PAUSE_S = 1.0  # after one of `_RESOURCE_ERRNOS`; asyncio waits as long
 class ProtocolFactory(Protocol):
     """Creates the protocol of a connection."""
 
-    def __call__(self, *, handshake: Client) -> asyncio.Protocol:
+    def __call__(self, *, handshake: ClientConnection) -> asyncio.Protocol:
         """Return a protocol that removes `handshake` from the clients when it is connected."""
         ...
 
@@ -71,7 +71,7 @@ class TlsListener:
         sockets: Sequence[socket],
         create_protocol: ProtocolFactory,
         context: SSLContext,
-        clients: MutableSet[Client],
+        clients: MutableSet[ClientConnection],
         *,
         max_clients: int,
         handshake_timeout_s: float,

@@ -17,7 +17,7 @@ from tarry.service.model import (
     SigningSecretRecord,
     WorkerRecord,
 )
-from tarry.service.store import LaneState, TransferMark
+from tarry.service.store import LaneExport, TransferMark
 from tarry.wire.tasks import DownstreamLimits
 
 if TYPE_CHECKING:
@@ -50,17 +50,17 @@ def encode_limits(limits: DownstreamLimits | None) -> str | None:
     return None if limits is None else msgspec.json.encode(limits).decode()
 
 
-def build_lane_state(
+def build_lane_export(
     lane: LaneRecord,
     limits: str | bytes | None,
     rate: float | None,
     concurrency: int | None,
     budget: float,
     budget_at: int,
-) -> LaneState:
+) -> LaneExport:
     """Return a lane for `Store.export_records`; `limits` are encoded, and may be empty."""
     decoded_limits = decode_limits(limits) if limits else None
-    return LaneState(lane, decoded_limits, rate, concurrency, budget, budget_at)
+    return LaneExport(lane, decoded_limits, rate, concurrency, budget, budget_at)
 
 
 def decode_replay_for_export(encoded: bytes) -> ReplayRecord:

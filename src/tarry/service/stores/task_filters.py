@@ -1,11 +1,11 @@
-"""How the SQL stores apply a `TaskFilter`: which rows to read, and which of them match."""
+"""How the SQL stores apply a `StoredTaskFilter`: which rows to read, and which of them match."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
 from tarry.service.model import Status
-from tarry.service.store import TaskFilter
+from tarry.service.store import StoredTaskFilter
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -18,7 +18,7 @@ AFTER_ALL_ROWS = 1 << 62
 """A limit that is greater than every `seq`."""
 
 
-def range_status(task_filter: TaskFilter) -> Status | None:
+def range_status(task_filter: StoredTaskFilter) -> Status | None:
     """Return the status whose index range contains all matching tasks; None: all ranges.
 
     One range has all live tasks, and another the tasks of each finished status. `Status.PENDING`
@@ -29,7 +29,7 @@ def range_status(task_filter: TaskFilter) -> Status | None:
     return task_filter.status
 
 
-def max_rows(task_filter: TaskFilter, limit: int) -> int:
+def max_rows(task_filter: StoredTaskFilter, limit: int) -> int:
     """Return how many rows of the range are read for a page of up to `limit` tasks."""
     if task_filter.matches_attempt is not None or task_filter.matches_content is not None:
         return MAX_DECODED_ROWS
@@ -37,16 +37,16 @@ def max_rows(task_filter: TaskFilter, limit: int) -> int:
     # status. With any other filter, some of its rows do not match.
     status = task_filter.status
     is_live_status = status is not None and not status.is_finished
-    is_filtered = is_live_status or task_filter != TaskFilter(
+    is_filtered = is_live_status or task_filter != StoredTaskFilter(
         status=status, is_live=task_filter.is_live
     )
     return max(MAX_SCANNED_ROWS, limit + 1) if is_filtered else limit + 1
 
 
 class RowFilter(NamedTuple):
-    """The part of a `TaskFilter` that is compared with columns; names are replaced by row ids."""
+    """The part of a `StoredTaskFilter` that is compared with columns, with row ids for names."""
 
-    task_filter: TaskFilter
+    task_filter: StoredTaskFilter
     lanes: Collection[int] | None
     """The ids of matching lanes; None: all."""
     policy: int | None

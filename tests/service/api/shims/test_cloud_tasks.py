@@ -11,8 +11,8 @@ import pytest
 from tarry.service.api.problems import ApiError
 from tarry.service.api.shims.cloud_tasks import (
     HttpRequest,
-    RetryConfig,
     TaskFields,
+    TaskRetryConfig,
     translate_task,
 )
 from tests.service.api.harness import NOW, TARGET, ApiHarness, Response, run_with_api
@@ -349,7 +349,7 @@ def test_page_lists_every_field() -> None:
     """The page has each field of a request, except those that only responses have."""
     rows = table_of(DOCS / "moving-from-qstash-and-cloud-tasks.md", "field of the task")
     listed = {name for row in rows for name in re.findall(r"`(?:\w+\.)?(\w+)`", row[0])}
-    known = {*HttpRequest.__struct_encode_fields__, *RetryConfig.__struct_encode_fields__}
+    known = {*HttpRequest.__struct_encode_fields__, *TaskRetryConfig.__struct_encode_fields__}
     known |= {*TaskFields.__struct_encode_fields__}
     containers = {"httpRequest", "retryConfig"}
     only_in_responses = {"responseCount", "firstAttempt", "lastAttempt"}

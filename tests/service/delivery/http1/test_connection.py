@@ -10,7 +10,7 @@ import pytest
 from tarry.service.delivery import DeliveryResult, Fault
 from tarry.service.delivery.http1 import connection
 from tarry.service.delivery.http1.client import HttpDeliveryClient
-from tarry.service.delivery.http1.connection import Connection, PendingRequest
+from tarry.service.delivery.http1.connection import HttpConnection, PendingRequest
 from tests.integration.hostile import OK, HostileTargets
 from tests.service.delivery.harness import (
     LOOPBACK_GUARD,
@@ -395,7 +395,7 @@ def test_no_reference_cycles(hostile: HostileTargets, tls: bool) -> None:
 
 
 def _is_tracked(each: object) -> bool:
-    return type(each) in {Connection, PendingRequest}
+    return type(each) in {HttpConnection, PendingRequest}
 
 
 def test_second_response_does_not_affect_the_excerpt() -> None:

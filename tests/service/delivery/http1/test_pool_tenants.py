@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tarry.service.delivery.http1.client import HttpDeliveryClient
-from tarry.service.delivery.http1.connection import Connection
-from tarry.service.delivery.http1.pool import ConnectionPool
+from tarry.service.delivery.http1.connection import HttpConnection
+from tarry.service.delivery.http1.pool import HttpConnectionPool
 from tests.integration.hostile import OK
 from tests.service.delivery.harness import LOOPBACK_GUARD, new_request, run
 from tests.service.delivery.scripted_server import ReceivedRequest, run_server
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("each_loop")
 FORGED = b"HTTP/1.1 299 Forged\r\nContent-Length: 0\r\n\r\n"
 
 
-def send_second_response(received: ReceivedRequest, connection: Connection) -> None:
+def send_second_response(received: ReceivedRequest, connection: HttpConnection) -> None:
     """Write a second response to a socket; return when the client could read it."""
     # Written to the file descriptor, because uvloop writes to a socket only in its next iteration.
     os.write(received._writer.get_extra_info("socket").fileno(), FORGED)
@@ -27,7 +27,7 @@ def send_second_response(received: ReceivedRequest, connection: Connection) -> N
     assert select.select([transport.get_extra_info("socket").fileno()], [], [], 20)[0]
 
 
-def open_connections(delivery: HttpDeliveryClient) -> Iterator[Connection]:
+def open_connections(delivery: HttpDeliveryClient) -> Iterator[HttpConnection]:
     """Yield the open connections of a client."""
     for pool in delivery._pools.values():
         yield from pool._connections
@@ -78,10 +78,12 @@ def test_released_connection_with_unread_bytes_is_not_reused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A queued request is not sent on a connection that has received bytes after its response."""
-    release = ConnectionPool.release
+    release = HttpConnectionPool.release
     answered: list[ReceivedRequest] = []
 
-    def release_with_unread_bytes(pool: ConnectionPool, connection: Connection, now: float) -> None:
+    def release_with_unread_bytes(
+        pool: HttpConnectionPool, connection: HttpConnection, now: float
+    ) -> None:
         send_second_response(answered.pop(), connection)
         release(pool, connection, now)
 
@@ -90,10 +92,10 @@ def test_released_connection_with_unread_bytes_is_not_reused(
             delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_pool_connections=1)
             sent = [delivery.send(new_request(server.url)) for _ in range(2)]
             answered.append(await server.received.get())
-            monkeypatch.setattr(ConnectionPool, "release", release_with_unread_bytes)
+            monkeypatch.setattr(HttpConnectionPool, "release", release_with_unread_bytes)
             answered[0].respond()
             await sent[0]
-            monkeypatch.setattr(ConnectionPool, "release", release)
+            monkeypatch.setattr(HttpConnectionPool, "release", release)
             (await server.received.get()).respond()
             statuses = [(await each).status for each in sent]
             await delivery.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from tarry.service.model import Status
-from tarry.service.store import AddStatus, FinishStatus, NewTask, Retention, TaskFilter
+from tarry.service.store import AddStatus, FinishStatus, NewTask, Retention, StoredTaskFilter
 from tests.service.stores.harness import (
     HORIZON_MS,
     LANE,
@@ -181,7 +181,7 @@ async def a_key_is_reserved_until_its_task_is_deleted(harness: StoreHarness) -> 
     [existing] = await harness.add(task(2, key="k", fingerprint=b"fingerprint 1"))
     assert (AddStatus.EXISTING, Status.EXHAUSTED) == (existing.status, existing.task.status)
 
-    assert 1 == await purge(harness.store, "acme", TaskFilter(), 10)
+    assert 1 == await purge(harness.store, "acme", StoredTaskFilter(), 10)
 
     [added_again] = await harness.add(task(2, key="k"))
     assert AddStatus.ADDED is added_again.status
@@ -205,7 +205,9 @@ async def a_new_task_replaces_a_cancelled_task_with_its_key(harness: StoreHarnes
     ]
     assert task_id(3) == results[2].task.id
     assert await harness.store.get_task("acme", task_id(1)) is None
-    assert [5, 3, 2] == task_numbers((await harness.store.list_tasks("acme", TaskFilter())).items)
+    assert [5, 3, 2] == task_numbers(
+        (await harness.store.list_tasks("acme", StoredTaskFilter())).items
+    )
     assert ["old"] == await harness.store.list_orphaned_bodies(10)
     assert {Status.PENDING: 3} == await harness.counts()
     assert 3 == (await harness.get_lane()).pending

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from tarry.service.model import Decision, Status, Task
-from tarry.service.store import FinishStatus, TaskFilter
+from tarry.service.model import DecisionRecord, Status, Task
+from tarry.service.store import FinishStatus, StoredTaskFilter
 from tests.service.stores.harness import (
     HORIZON_MS,
     HOUR_MS,
@@ -249,12 +249,12 @@ async def returned_values_are_copies(harness: StoreHarness) -> None:
     assert expected == await harness.get_task(1)
     (await harness.get_task(1)).worker = "changed"
     (await harness.add(task(1)))[0].task.worker = "changed"
-    (await harness.store.list_tasks("acme", TaskFilter())).items[0].worker = "changed"
+    (await harness.store.list_tasks("acme", StoredTaskFilter())).items[0].worker = "changed"
     assert expected == await harness.get_task(1)
 
     result = retry_result(expected, START_MS + SECOND_MS)
     assert result.attempt is not None
-    result.attempt.decision = Decision(action="wait")
+    result.attempt.decision = DecisionRecord(action="wait")
     assert [FinishStatus.APPLIED] == await harness.store.finish([result])
     for _ in range(2):
         [logged] = await harness.store.list_attempts("acme", expected.id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tarry.service.model import ReplayRecord, Status
-from tarry.service.store import AddStatus, RetryNowStatus, TaskFilter
+from tarry.service.store import AddStatus, RetryNowStatus, StoredTaskFilter
 from tests.service.stores.harness import (
     HOUR_MS,
     LANE,
@@ -42,7 +42,9 @@ async def replay_step(
 
 async def pending_numbers(harness: StoreHarness) -> list[int]:
     """Return the numbers of the tasks that are PENDING."""
-    page = await harness.store.list_tasks("acme", TaskFilter(status=Status.PENDING), limit=1000)
+    page = await harness.store.list_tasks(
+        "acme", StoredTaskFilter(status=Status.PENDING), limit=1000
+    )
     return sorted(task_numbers(page.items))
 
 
@@ -76,7 +78,7 @@ async def dead_letters_are_counted_by_filter(harness: StoreHarness) -> None:
     await harness.add_dead_letter(5, "attempts", host="b", policy_id="webhook")
 
     async def count(tenant: str = "acme", **fields: Any) -> int:
-        task_filter = TaskFilter(status=Status.EXHAUSTED, **fields)
+        task_filter = StoredTaskFilter(status=Status.EXHAUSTED, **fields)
         return await harness.store.count_tasks(tenant, task_filter)
 
     assert 3 == await count()
@@ -355,7 +357,7 @@ async def a_replay_skips_retried_and_purged_dead_letters(harness: StoreHarness) 
     await add_dead_letters(harness, 4)
     await harness.store.start_replay(replay_of_all())
     assert RetryNowStatus.DUE is await harness.store.retry_now("acme", task_id(1))
-    assert 1 == await purge(harness.store, "acme", TaskFilter(), 1)
+    assert 1 == await purge(harness.store, "acme", StoredTaskFilter(), 1)
 
     done = await replay_step(harness)
 
@@ -368,7 +370,7 @@ async def a_step_is_made_once(harness: StoreHarness) -> None:
     """A step with an old cursor changes nothing: another process has made it."""
     await add_dead_letters(harness, 3)
     await harness.store.start_replay(replay_of_all())
-    page = await harness.store.list_tasks("acme", TaskFilter(), limit=2, oldest_first=True)
+    page = await harness.store.list_tasks("acme", StoredTaskFilter(), limit=2, oldest_first=True)
     task_ids = [found.id for found in page.items]
 
     first = await harness.store.replay_step(REPLAY_ID, None, task_ids, page.cursor)
@@ -439,7 +441,7 @@ async def a_replay_is_done_when_its_tasks_have_finished(harness: StoreHarness) -
     await harness.store.finish([success_result(first), exhausted_result(second)])
     await harness.store.finish([retry_result(third, START_MS + HOUR_MS)])
     await harness.store.finish([exhausted_result(fourth)])
-    await purge(harness.store, "acme", TaskFilter(key=fourth.key), 1)
+    await purge(harness.store, "acme", StoredTaskFilter(key=fourth.key), 1)
 
     early = await replay_step(harness)
     harness.clock.advance(SECOND_MS)
@@ -558,15 +560,17 @@ async def a_purge_deletes_dead_letters(harness: StoreHarness) -> None:
     leased = await harness.lease_new_task(11)
     await harness.store.finish([success_result(leased)])
 
-    assert 3 == await purge(harness.store, "acme", TaskFilter(), 3)
+    assert 3 == await purge(harness.store, "acme", StoredTaskFilter(), 3)
 
-    assert [11, 10, 3] == task_numbers((await harness.store.list_tasks("acme", TaskFilter())).items)
+    assert [11, 10, 3] == task_numbers(
+        (await harness.store.list_tasks("acme", StoredTaskFilter())).items
+    )
     assert [] == await harness.store.list_attempts("acme", task_id(0))
     assert ["b0", "b1", "b2"] == sorted(await harness.store.list_orphaned_bodies(10))
     assert {Status.PENDING: 1, Status.SUCCEEDED: 1, Status.EXHAUSTED: 1} == await harness.counts()
     assert 1 == (await harness.get_lane()).exhausted
     assert AddStatus.ADDED is (await harness.add(task(0)))[0].status
-    dead_letters = TaskFilter(status=Status.EXHAUSTED)
+    dead_letters = StoredTaskFilter(status=Status.EXHAUSTED)
     assert 1 == await purge(harness.store, "acme", dead_letters, 3)
     assert 0 == await purge(harness.store, "acme", dead_letters, 3)
 

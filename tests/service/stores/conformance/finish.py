@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from tarry.service.model import AttemptRecord, Decision, Status
+from tarry.service.model import AttemptRecord, DecisionRecord, Status
 from tarry.service.store import AddStatus, CancelStatus, FinishStatus, TaskResult
 from tests.service.stores.harness import (
     HORIZON_MS,
@@ -137,7 +137,7 @@ async def the_attempt_log_keeps_every_field(harness: StoreHarness) -> None:
         error="overloaded: ä\n",
         error_class="busy",
         outcome="overloaded",
-        decision=Decision(
+        decision=DecisionRecord(
             action="wait",
             reason="hint",
             delay_ms=1500.5,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from itertools import pairwise
 
-from tarry.service.model import BreakerChange, LaneActivity, LatencyWindow
+from tarry.service.model import BreakerChangeRecord, LaneActivity, LatencyWindow
 from tarry.service.store import (
     LATENCY_WINDOW_MS,
     MAX_BREAKER_CHANGES,
@@ -33,9 +33,9 @@ async def read(store: Store, lane: str = LANE) -> LaneActivity | None:
     return found.get(lane)
 
 
-def change(at: int, before: str, after: str, reason: str | None = None) -> BreakerChange:
+def change(at: int, before: str, after: str, reason: str | None = None) -> BreakerChangeRecord:
     """Return a change of a breaker."""
-    return BreakerChange(at=at, before=before, after=after, reason=reason)
+    return BreakerChangeRecord(at=at, before=before, after=after, reason=reason)
 
 
 @conformance_case

@@ -14,7 +14,7 @@ from tarry.service.store import (
     FinishStatus,
     Release,
     RetryNowStatus,
-    TaskFilter,
+    StoredTaskFilter,
 )
 from tests.service.stores.harness import (
     DAY_MS,
@@ -80,8 +80,8 @@ async def tasks_of_another_tenant_are_invisible(harness: StoreHarness) -> None:
         assert [] == await store.list_attempts("beta", task_id(number))
         assert await store.cancel("beta", task_id(number)) is None
         assert await store.retry_now("beta", task_id(number)) is None
-    assert [] == (await store.list_tasks("beta", TaskFilter())).items
-    assert [] == (await store.list_tasks("beta", TaskFilter(lane=LANE))).items
+    assert [] == (await store.list_tasks("beta", StoredTaskFilter())).items
+    assert [] == (await store.list_tasks("beta", StoredTaskFilter(lane=LANE))).items
     assert 0 == await store.delete_dead_letters("beta", [dead.id])
     assert {} == await store.last_attempts("beta", [dead.id])
     assert {} == await harness.counts("beta")
@@ -278,7 +278,7 @@ async def retry_now_does_not_unpark_a_lane(harness: StoreHarness) -> None:
 
 
 async def list_all(
-    harness: StoreHarness, query: TaskFilter, limit: int, tenant: str = "acme"
+    harness: StoreHarness, query: StoredTaskFilter, limit: int, tenant: str = "acme"
 ) -> list[Task]:
     """Return the tasks of all pages."""
     found: list[Task] = []
@@ -301,18 +301,20 @@ async def tasks_are_listed_newest_first(harness: StoreHarness) -> None:
         harness.clock.advance(number % 2)
 
     for limit in (1, 3, 10, 100):
-        assert list(range(9, -1, -1)) == task_numbers(await list_all(harness, TaskFilter(), limit))
+        assert list(range(9, -1, -1)) == task_numbers(
+            await list_all(harness, StoredTaskFilter(), limit)
+        )
     assert list(range(109, 99, -1)) == task_numbers(
-        await list_all(harness, TaskFilter(), 4, "beta")
+        await list_all(harness, StoredTaskFilter(), 4, "beta")
     )
-    assert [] == await list_all(harness, TaskFilter(), 10, "unknown")
+    assert [] == await list_all(harness, StoredTaskFilter(), 10, "unknown")
 
 
 @conformance_case
 async def a_list_is_stable_while_tasks_are_added(harness: StoreHarness) -> None:
     """Tasks that exist when the first page is read are listed exactly once."""
     await harness.add(*(task(number) for number in range(9)))
-    page = await harness.store.list_tasks("acme", TaskFilter(), limit=3)
+    page = await harness.store.list_tasks("acme", StoredTaskFilter(), limit=3)
     found = task_numbers(page.items)
     new_number = 20
     while page.cursor is not None:
@@ -321,7 +323,9 @@ async def a_list_is_stable_while_tasks_are_added(harness: StoreHarness) -> None:
         harness.clock.advance(1)
         await harness.claim(limit=1)
         await harness.reopen()
-        page = await harness.store.list_tasks("acme", TaskFilter(), cursor=page.cursor, limit=3)
+        page = await harness.store.list_tasks(
+            "acme", StoredTaskFilter(), cursor=page.cursor, limit=3
+        )
         found += task_numbers(page.items)
 
     assert list(range(8, -1, -1)) == found
@@ -333,7 +337,11 @@ async def pages_of_large_tasks_are_short(harness: StoreHarness) -> None:
     content = bytes(MAX_PAGE_BYTES // 4)
     for number in range(10):
         await harness.add(task(number, packed_content=content))
-    for query in (TaskFilter(), TaskFilter(status=Status.PENDING), TaskFilter(lane=LANE)):
+    for query in (
+        StoredTaskFilter(),
+        StoredTaskFilter(status=Status.PENDING),
+        StoredTaskFilter(lane=LANE),
+    ):
         pages = [await harness.store.list_tasks("acme", query, limit=1000)]
         while pages[-1].cursor is not None:
             pages.append(
@@ -347,7 +355,7 @@ async def a_task_above_the_limit_of_a_page_is_listed(harness: StoreHarness) -> N
     """A page has at least one task."""
     for number in range(3):
         await harness.add(task(number, packed_content=bytes(MAX_PAGE_BYTES + 1)))
-    assert [2, 1, 0] == task_numbers(await list_all(harness, TaskFilter(), 1000))
+    assert [2, 1, 0] == task_numbers(await list_all(harness, StoredTaskFilter(), 1000))
 
 
 @conformance_case
@@ -359,10 +367,10 @@ async def filters_can_be_combined(harness: StoreHarness) -> None:
             await harness.add_dead_letter(number, "attempts" if number % 4 else "budget", **fields)
         else:
             await harness.add(task(number, **fields, next_attempt_at=START_MS + HOUR_MS))
-    all_tasks = await list_all(harness, TaskFilter(), 100)
+    all_tasks = await list_all(harness, StoredTaskFilter(), 100)
     assert 24 == len(all_tasks)
     queries = [
-        TaskFilter(status=status, policy_id=policy, lane=lane, reason=reason)
+        StoredTaskFilter(status=status, policy_id=policy, lane=lane, reason=reason)
         for status in (None, Status.PENDING, Status.EXHAUSTED, Status.SUCCEEDED)
         for policy in (None, "webhook", "unknown")
         for lane in (None, LANE, "acme/https:unknown:443")
@@ -388,7 +396,7 @@ async def tasks_are_found_by_key_and_lane_prefix(harness: StoreHarness) -> None:
     await harness.add(task(5, "b", key="k"))
 
     async def list_numbers(**fields: Any) -> list[int]:
-        return task_numbers(await list_all(harness, TaskFilter(**fields), 10))
+        return task_numbers(await list_all(harness, StoredTaskFilter(**fields), 10))
 
     assert [5] == await list_numbers(key="k")
     assert [] == await list_numbers(key="k", status=Status.CANCELLED)
@@ -408,7 +416,7 @@ async def tasks_are_found_by_time(harness: StoreHarness) -> None:
         harness.clock.advance(HOUR_MS)
 
     async def list_numbers(**fields: Any) -> list[int]:
-        return task_numbers(await list_all(harness, TaskFilter(**fields), 2))
+        return task_numbers(await list_all(harness, StoredTaskFilter(**fields), 2))
 
     first, last = START_MS + HOUR_MS, START_MS + 3 * HOUR_MS
     assert [7, 6, 5, 4, 3, 2] == await list_numbers(created_from=first, created_until=last)
@@ -430,7 +438,7 @@ async def a_small_step_of_the_clock_hides_no_task(harness: StoreHarness) -> None
 
     for start, end in ((START_MS, START_MS), (START_MS + 5_000, START_MS + 9_999)):
         expected = [n for n in (4, 3, 2, 1, 0) if start <= created_at[n] <= end]
-        query = TaskFilter(created_from=start, created_until=end)
+        query = StoredTaskFilter(created_from=start, created_until=end)
         assert expected == task_numbers(await list_all(harness, query, 2))
 
 
@@ -442,11 +450,11 @@ async def live_tasks_can_be_listed(harness: StoreHarness) -> None:
     await harness.add(task(3), task(4))
     await harness.store.cancel("acme", task_id(4))
 
-    live = TaskFilter(is_live=True)
+    live = StoredTaskFilter(is_live=True)
     assert [3, 1] == task_numbers(await list_all(harness, live, 1))
-    pending = TaskFilter(is_live=True, status=Status.PENDING)
+    pending = StoredTaskFilter(is_live=True, status=Status.PENDING)
     assert [3] == task_numbers(await list_all(harness, pending, 1))
-    assert [] == await list_all(harness, TaskFilter(is_live=True, status=Status.EXHAUSTED), 1)
+    assert [] == await list_all(harness, StoredTaskFilter(is_live=True, status=Status.EXHAUSTED), 1)
     assert 2 == await harness.store.count_tasks("acme", live)
 
 
@@ -455,7 +463,11 @@ async def tasks_can_be_listed_oldest_first(harness: StoreHarness) -> None:
     """Both orders have the same pages in reverse; the last page has no cursor."""
     for number in range(6):
         await harness.add_dead_letter(number, "attempts" if number % 2 else "budget")
-    for query in (TaskFilter(), TaskFilter(reason="attempts"), TaskFilter(status=Status.EXHAUSTED)):
+    for query in (
+        StoredTaskFilter(),
+        StoredTaskFilter(reason="attempts"),
+        StoredTaskFilter(status=Status.EXHAUSTED),
+    ):
         expected = task_numbers(await list_all(harness, query, 100))[::-1]
         found: list[int] = []
         cursor = None
@@ -482,18 +494,20 @@ async def functions_of_a_filter_select_tasks(harness: StoreHarness) -> None:
         contents.append(content)
         return content == b"odd"
 
-    odd = TaskFilter(status=Status.PENDING, matches_content=is_odd)
+    odd = StoredTaskFilter(status=Status.PENDING, matches_content=is_odd)
     assert [7, 5] == task_numbers(await list_all(harness, odd, 1))
     assert {b"odd", b"even"} == set(contents)
     assert 2 == await harness.store.count_tasks("acme", odd)
     page = await harness.store.list_tasks("acme", odd, limit=1, oldest_first=True)
     assert [5] == task_numbers(page.items)
-    attempted = TaskFilter(reason="budget", matches_attempt=lambda attempt: attempt.number == 1)
+    attempted = StoredTaskFilter(
+        reason="budget", matches_attempt=lambda attempt: attempt.number == 1
+    )
     assert [4, 2] == task_numbers(await list_all(harness, attempted, 1))
     assert 0 == await harness.store.count_tasks(
-        "acme", TaskFilter(matches_attempt=lambda attempt: attempt.number == 2)
+        "acme", StoredTaskFilter(matches_attempt=lambda attempt: attempt.number == 2)
     )
-    neither = TaskFilter(matches_attempt=lambda _: True, matches_content=is_odd)
+    neither = StoredTaskFilter(matches_attempt=lambda _: True, matches_content=is_odd)
     assert [] == await list_all(harness, neither, 1)
 
 
@@ -532,7 +546,7 @@ async def attempts_of_many_tasks_have_pages(harness: StoreHarness) -> None:
     await harness.add_dead_letter(7, tenant="beta")
     expected = [(number, n + 1) for number in range(5, 1, -1) for n in range(number - 1)]
 
-    async def list_numbers(task_filter: TaskFilter, limit: int) -> list[tuple[int, int]]:
+    async def list_numbers(task_filter: StoredTaskFilter, limit: int) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []
         cursor = None
         for _ in range(50):
@@ -547,10 +561,10 @@ async def attempts_of_many_tasks_have_pages(harness: StoreHarness) -> None:
         raise AssertionError("the list does not end")
 
     for limit in (1, 2, 3, 10, 100):
-        assert expected == await list_numbers(TaskFilter(), limit)
+        assert expected == await list_numbers(StoredTaskFilter(), limit)
     in_lane = [(number, n) for number, n in expected if number % 2 == 0]
-    assert in_lane == await list_numbers(TaskFilter(lane=LANE), 2)
-    assert [] == await list_numbers(TaskFilter(status=Status.EXHAUSTED), 2)
+    assert in_lane == await list_numbers(StoredTaskFilter(lane=LANE), 2)
+    assert [] == await list_numbers(StoredTaskFilter(status=Status.EXHAUSTED), 2)
 
 
 @conformance_case
@@ -559,9 +573,9 @@ async def a_malformed_cursor_is_an_error(harness: StoreHarness) -> None:
     await harness.add(task(1), task(2))
     for cursor in ("", "unknown", "-1", "1.5", "☃", "' OR 1=1", "9" * 500, "\x00"):
         with pytest.raises(ConfigurationError, match="cursor"):
-            await harness.store.list_attempts_of_tasks("acme", TaskFilter(), cursor=cursor)
+            await harness.store.list_attempts_of_tasks("acme", StoredTaskFilter(), cursor=cursor)
         with pytest.raises(ConfigurationError, match="cursor"):
-            await harness.store.list_tasks("acme", TaskFilter(), cursor=cursor)
+            await harness.store.list_tasks("acme", StoredTaskFilter(), cursor=cursor)
 
 
 @conformance_case

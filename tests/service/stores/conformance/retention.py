@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tarry.service.model import ReplayRecord, SigningSecretRecord, Status
-from tarry.service.store import AddStatus, Retention, TaskFilter
+from tarry.service.store import AddStatus, Retention, StoredTaskFilter
 from tarry.wire.tasks import DownstreamLimits
 from tests.service.stores.harness import (
     DAY_MS,
@@ -239,7 +239,7 @@ async def dead_letters_of_a_running_replay_are_not_swept(harness: StoreHarness) 
     assert 1 == await sweep_all(harness, 10)
 
     assert [2] == task_numbers(
-        (await harness.store.list_tasks("acme", TaskFilter(status=Status.EXHAUSTED))).items
+        (await harness.store.list_tasks("acme", StoredTaskFilter(status=Status.EXHAUSTED))).items
     )
     await harness.store.cancel_replay("acme", replay.id)
     assert 1 == await sweep_all(harness, 10)

@@ -5,7 +5,7 @@ data:
 
     @pytest.mark.parametrize("case", CASES, ids=case_name)
     def test_conformance(case: Case, tmp_path: Path) -> None:
-        harness = StoreHarness(lambda clock: SqliteStore(tmp_path / "tasks.db", clock=clock))
+        harness = StoreHarness(lambda clock: SqliteTaskStore(tmp_path / "tasks.db", clock=clock))
         asyncio.run(harness.run(case))
 """
 

@@ -8,7 +8,7 @@ from importlib import import_module
 import pytest
 
 from tarry.errors import ConfigurationError, StoreUnavailable
-from tarry.service.stores.postgres import PostgresStore
+from tarry.service.stores.postgres import PostgresTaskStore
 from tarry.service.stores.postgres.database import (
     Database,
     PostgresOptions,
@@ -48,7 +48,7 @@ def test_options_of_the_store_are_removed_from_the_url(url: str, options: Postgr
 def test_a_malformed_option_is_an_error(query: str) -> None:
     """The error names the option."""
     with pytest.raises(ConfigurationError, match=f"store must have .*{query.partition('=')[0]}"):
-        PostgresStore(f"postgresql://h/d?{query}")
+        PostgresTaskStore(f"postgresql://h/d?{query}")
 
 
 @pytest.mark.parametrize("url", ["postgresql://u:secret@h:port/d", "postgresql://h/d?sslmode=no"])

@@ -13,7 +13,7 @@ import uvloop
 
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.store_url import StoreEngine, find_engine
-from tarry.service.stores.redis import RedisStore, connection
+from tarry.service.stores.redis import RedisTaskStore, connection
 from tarry.service.stores.redis.connection import (
     SCHEMES,
     RedisConnection,
@@ -71,7 +71,7 @@ def test_parameters_of_the_store() -> None:
 def test_invalid_urls_are_rejected(url: str, message: str) -> None:
     """The error names the invalid part, and has no password."""
     with pytest.raises(ConfigurationError, match=message) as raised:
-        RedisStore(url)
+        RedisTaskStore(url)
     assert "secret" not in str(raised.value)
 
 
@@ -135,7 +135,7 @@ def test_a_store_that_is_not_open_is_unavailable() -> None:
     """Every call raises `StoreUnavailable` before `open` and after `close`."""
 
     async def main() -> None:
-        store = RedisStore("redis://h")
+        store = RedisTaskStore("redis://h")
         with pytest.raises(StoreUnavailable, match="not open"):
             await store.ping()
         with pytest.raises(StoreUnavailable, match="not open"):

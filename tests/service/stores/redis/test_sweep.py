@@ -9,7 +9,7 @@ import pytest
 
 from tarry.errors import StoreUnavailable
 from tarry.service.store import Retention, SweepResult
-from tarry.service.stores.redis import RedisStore
+from tarry.service.stores.redis import RedisTaskStore
 from tarry.testing import VirtualClock
 
 PARTITIONS = 16
@@ -36,9 +36,9 @@ class FakeConnection:
         return [limit, 1, []]
 
 
-def new_store(connection: FakeConnection) -> RedisStore:
+def new_store(connection: FakeConnection) -> RedisTaskStore:
     """Return a store that uses a connection."""
-    store = RedisStore("redis+cluster://h")
+    store = RedisTaskStore("redis+cluster://h")
     store._connection = connection  # type: ignore[assignment]
     store._partition_count = PARTITIONS
     return store

@@ -19,7 +19,7 @@ from tarry.service.lane_activity import add_change, add_latencies
 from tarry.service.model import (
     ApiKeyRecord,
     AttemptRecord,
-    BreakerChange,
+    BreakerChangeRecord,
     LaneActivity,
     LaneRecord,
     PolicyVersion,
@@ -51,15 +51,15 @@ from tarry.service.store import (
     LaneWriteStatus,
     LeaseTerms,
     NewTask,
-    Page,
     PolicyWriteStatus,
     RecordKind,
+    RecordPage,
     Release,
     Retention,
     RetryNowStatus,
     SeriesPoint,
+    StoredTaskFilter,
     SweepResult,
-    TaskFilter,
     TaskResult,
     TransferMark,
     decay_budget,
@@ -390,7 +390,7 @@ class ReferenceStore:
             if each.lane in self.state.queues:
                 self.state.lane_limits[each.lane] = each
 
-    async def record_breaker_change(self, lane: str, change: BreakerChange) -> None:
+    async def record_breaker_change(self, lane: str, change: BreakerChangeRecord) -> None:
         """Add a change of the breaker of a lane that exists."""
         self._change_activity(lane, lambda activity: add_change(activity, change))
 
@@ -478,7 +478,7 @@ class ReferenceStore:
 
     async def list_lanes(
         self, tenant: str | None, *, cursor: str | None = None, limit: int = 100
-    ) -> Page[LaneRecord]:
+    ) -> RecordPage[LaneRecord]:
         """List lanes by name."""
         names = sorted(
             name
@@ -486,7 +486,7 @@ class ReferenceStore:
             if tenant in {None, queue.lane.tenant} and (cursor is None or name > cursor)
         )
         items = [copy(self.state.queues[name].lane) for name in names[:limit]]
-        return Page(items, names[limit - 1] if len(names) > limit else None)
+        return RecordPage(items, names[limit - 1] if len(names) > limit else None)
 
     async def get_lane(self, name: str) -> LaneRecord | None:
         """Return a lane, or None."""
@@ -503,12 +503,12 @@ class ReferenceStore:
     async def list_tasks(
         self,
         tenant: str,
-        task_filter: TaskFilter,
+        task_filter: StoredTaskFilter,
         *,
         cursor: str | None = None,
         limit: int = 100,
         oldest_first: bool = False,
-    ) -> Page[Task]:
+    ) -> RecordPage[Task]:
         """List tasks, newest first by default."""
         numbers = self.state.tenant(tenant).numbers
         if oldest_first:
@@ -524,12 +524,12 @@ class ReferenceStore:
             if row is None or not _matches(row, task_filter):
                 continue
             if len(items) == limit or page_bytes >= MAX_PAGE_BYTES:
-                return Page(items, str(self.state.ids[items[-1].id]))
+                return RecordPage(items, str(self.state.ids[items[-1].id]))
             items.append(copy(row.task))
             page_bytes += len(row.task.packed_content)
-        return Page(items, None)
+        return RecordPage(items, None)
 
-    async def count_tasks(self, tenant: str, task_filter: TaskFilter) -> int:
+    async def count_tasks(self, tenant: str, task_filter: StoredTaskFilter) -> int:
         """Count tasks."""
         rows = [self.state.rows.get(number) for number in self.state.tenant(tenant).numbers]
         return sum(row is not None and _matches(row, task_filter) for row in rows)
@@ -552,8 +552,13 @@ class ReferenceStore:
         return attempts
 
     async def list_attempts_of_tasks(
-        self, tenant: str, task_filter: TaskFilter, *, cursor: str | None = None, limit: int = 100
-    ) -> Page[tuple[str, AttemptRecord]]:
+        self,
+        tenant: str,
+        task_filter: StoredTaskFilter,
+        *,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> RecordPage[tuple[str, AttemptRecord]]:
         """List attempts, newest task first; the cursor is the number of attempts read so far."""
         begin = 0 if cursor is None else _parse_cursor(cursor)
         tasks = (await self.list_tasks(tenant, task_filter, limit=1_000_000)).items
@@ -563,7 +568,7 @@ class ReferenceStore:
             for attempt in await self.list_attempts(tenant, task.id, limit=1_000_000)
         ]
         end = begin + limit
-        return Page(attempts[begin:end], str(end) if end < len(attempts) else None)
+        return RecordPage(attempts[begin:end], str(end) if end < len(attempts) else None)
 
     async def last_attempts(self, tenant: str, task_ids: Sequence[str]) -> dict[str, AttemptRecord]:
         """Return the latest attempt of each task."""
@@ -751,7 +756,7 @@ class ReferenceStore:
 
     async def list_policies(
         self, tenant: str, *, cursor: str | None = None, limit: int = 100
-    ) -> Page[PolicyVersion]:
+    ) -> RecordPage[PolicyVersion]:
         """List the newest version of each policy, by id."""
         found = self.state.tenant(tenant).policies
         ids = sorted(policy_id for policy_id in found if cursor is None or policy_id > cursor)
@@ -759,10 +764,10 @@ class ReferenceStore:
         page_bytes = 0
         for policy_id in ids:
             if len(items) == limit or page_bytes >= MAX_PAGE_BYTES:
-                return Page(items, items[-1].id)
+                return RecordPage(items, items[-1].id)
             items.append(copy(found[policy_id][-1]))
             page_bytes += len(items[-1].document)
-        return Page(items, None)
+        return RecordPage(items, None)
 
     async def delete_policy(self, tenant: str, policy_id: str) -> PolicyWriteStatus:
         """Delete all versions of a policy, unless unfinished tasks use it."""
@@ -992,7 +997,7 @@ class ReferenceStore:
 
     async def export_records(
         self, kind: RecordKind, *, cursor: str | None = None, limit: int = 1000
-    ) -> Page[Any]:
+    ) -> RecordPage[Any]:
         """Return a page of records; the cursor is the number of records read so far."""
         begin = 0 if cursor is None else int(cursor)
         records = transfer.EXPORTS[kind](self.state)
@@ -1000,10 +1005,10 @@ class ReferenceStore:
         page_bytes = 0
         for record in records[begin:]:
             if len(items) == limit or page_bytes >= MAX_PAGE_BYTES:
-                return Page(items, str(begin + len(items)))
+                return RecordPage(items, str(begin + len(items)))
             items.append(record)
             page_bytes += len(msgspec.msgpack.encode(record))
-        return Page(items, None)
+        return RecordPage(items, None)
 
     async def import_records(self, kind: RecordKind, records: Sequence[Any]) -> None:
         """Store records that are not stored already."""
@@ -1049,7 +1054,7 @@ def _parse_cursor(cursor: str) -> int:
     return int(cursor)
 
 
-def _matches(row: Row, task_filter: TaskFilter) -> bool:
+def _matches(row: Row, task_filter: StoredTaskFilter) -> bool:
     """Return whether a task matches a filter."""
     task = row.task
     pairs: Iterable[tuple[object, object]] = (
@@ -1076,7 +1081,7 @@ def _matches(row: Row, task_filter: TaskFilter) -> bool:
     )
 
 
-def _matches_decoded(row: Row, task_filter: TaskFilter) -> bool:
+def _matches_decoded(row: Row, task_filter: StoredTaskFilter) -> bool:
     """Return whether a task matches the functions of a filter that decode it."""
     matches_attempt, matches_content = task_filter.matches_attempt, task_filter.matches_content
     if matches_attempt is not None:

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from tarry.service.model import AttemptRecord, PolicyVersion
 from tarry.service.store import (
     DeletedPolicy,
+    LaneExport,
     LaneLimits,
-    LaneState,
     RecordKind,
     ReplayedTask,
     TaskAttempt,
@@ -24,9 +24,9 @@ def _sorted_rows(state: ReferenceState) -> list[Row]:
     return [row for _, row in sorted(state.rows.items())]
 
 
-def _lane_state(state: ReferenceState, name: str) -> LaneState:
+def _lane_state(state: ReferenceState, name: str) -> LaneExport:
     limits = state.lane_limits.get(name)
-    return LaneState(
+    return LaneExport(
         replace(state.queues[name].lane),
         state.limits.by_lane.get(name),
         None if limits is None else limits.rate,
@@ -109,7 +109,7 @@ def _import_policy(state: ReferenceState, policy: PolicyVersion) -> None:
         owner.policy_versions[policy.id] = policy.version
 
 
-def _import_lane(state: ReferenceState, lane_state: LaneState, now: int) -> None:
+def _import_lane(state: ReferenceState, lane_state: LaneExport, now: int) -> None:
     name = lane_state.lane.name
     queue = state.queue(name)
     state.tenant(queue.lane.tenant)

@@ -13,8 +13,8 @@ import pytest
 from tarry.errors import ConfigurationError
 from tarry.service.model import Task
 from tarry.service.store import AddResult, FinishStatus, NewTask, TaskResult
-from tarry.service.stores.sqlite import Database, SqliteStore, add, finish, transitions
-from tarry.service.stores.sqlite.transaction import Transaction
+from tarry.service.stores.sqlite import SqliteDatabase, SqliteTaskStore, add, finish, transitions
+from tarry.service.stores.sqlite.transaction import WriteTransaction
 from tests.service.stores.conformance.suite import CASES, Case, StoreHarness
 from tests.service.stores.harness import LEASE, ManualClock
 
@@ -30,14 +30,16 @@ def cases_of(*modules: ModuleType) -> list[Case]:
 
 def run_case(case: Case, folder: Path) -> None:
     """Run a case of the conformance suite on a store in a file."""
-    asyncio.run(StoreHarness(lambda clock: SqliteStore(folder / "tasks.db", clock=clock)).run(case))
+    asyncio.run(
+        StoreHarness(lambda clock: SqliteTaskStore(folder / "tasks.db", clock=clock)).run(case)
+    )
 
 
-def run_on_store(path: Path, main: Callable[[SqliteStore], Awaitable[None]]) -> None:
+def run_on_store(path: Path, main: Callable[[SqliteTaskStore], Awaitable[None]]) -> None:
     """Run a coroutine function with an open store."""
 
     async def run() -> None:
-        store = SqliteStore(path, clock=ManualClock())
+        store = SqliteTaskStore(path, clock=ManualClock())
         await store.open()
         try:
             await main(store)
@@ -51,7 +53,7 @@ def open_error(path: Path) -> str:
     """Return the message of the error that opening a file raises."""
 
     async def main() -> str:
-        store = SqliteStore(path)
+        store = SqliteTaskStore(path)
         try:
             with pytest.raises(ConfigurationError) as caught:
                 await store.open()
@@ -66,9 +68,9 @@ class DatabaseFile:
     """A database file without threads. Its methods raise the errors of operations."""
 
     def __init__(self, path: Path) -> None:
-        self.database = Database(path, ManualClock())
+        self.database = SqliteDatabase(path, ManualClock())
 
-    def run(self, *operations: Callable[[Transaction], Any]) -> list[Any]:
+    def run(self, *operations: Callable[[WriteTransaction], Any]) -> list[Any]:
         """Run operations in one transaction."""
         results = self.database.apply(operations)
         for _, error in results:

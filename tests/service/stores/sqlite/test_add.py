@@ -10,7 +10,7 @@ import pytest
 from tarry.errors import ConfigurationError
 from tarry.service.model import Status
 from tarry.service.store import AddStatus, NewTask
-from tarry.service.stores.sqlite import SqliteStore
+from tarry.service.stores.sqlite import SqliteTaskStore
 from tarry.service.stores.sqlite import add as add_module
 from tests.service.stores.conformance import add as add_cases
 from tests.service.stores.conformance.suite import Case, case_name
@@ -82,7 +82,7 @@ def test_a_batch_with_a_repeated_id_is_rejected(database_file: DatabaseFile) -> 
 def test_an_existing_or_malformed_id_is_rejected(tmp_path: Path) -> None:
     """The error for an existing or malformed id names the field `id`."""
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         await store.add([NewTask(task(1))])
         for existing in (task(1, key="other"), task(1, tenant="beta")):
             with pytest.raises(ConfigurationError, match="id must be new"):

@@ -10,7 +10,7 @@ import pytest
 
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.store import NewTask
-from tarry.service.stores.sqlite import SqliteStore, backup, database, schema
+from tarry.service.stores.sqlite import SqliteTaskStore, backup, database, schema
 from tests.service.stores.harness import task
 from tests.service.stores.sqlite.harness import DatabaseFile, run_on_store
 
@@ -57,7 +57,7 @@ def test_a_copy_is_one_file_that_the_store_accepts(tmp_path: Path) -> None:
         assert [("delete",)] == connection.execute("PRAGMA journal_mode").fetchall()
         assert [(schema.newest_version(),)] == connection.execute("PRAGMA user_version").fetchall()
 
-    async def claim(store: SqliteStore) -> None:
+    async def claim(store: SqliteTaskStore) -> None:
         found = await store.get_task("acme", task(1).id)
         assert found is not None
         assert b"content 1" == found.packed_content

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tarry.service.store import NewTask
-from tarry.service.stores.sqlite import SqliteStore
+from tarry.service.stores.sqlite import SqliteTaskStore
 from tests.service.stores.conformance import claim as claim_cases
 from tests.service.stores.conformance import expired_leases, fair_order
 from tests.service.stores.conformance.suite import Case, case_name
@@ -27,7 +27,7 @@ def test_a_parked_lane_is_not_claimed_within_the_horizon(tmp_path: Path) -> None
     clock = ManualClock()
 
     async def main() -> None:
-        store = SqliteStore(tmp_path / "tasks.db", clock=clock)
+        store = SqliteTaskStore(tmp_path / "tasks.db", clock=clock)
         await store.open()
         try:
             await store.add([NewTask(task(1), delay_ms=800)])

@@ -11,7 +11,7 @@ import pytest
 
 from tarry.runtime.effects import read_boot_ms
 from tarry.service.store import NewTask
-from tarry.service.stores.sqlite import SqliteStore
+from tarry.service.stores.sqlite import SqliteTaskStore
 from tarry.service.stores.sqlite.clock import AnchoredClock, read_boot_id
 from tests.service.stores.harness import (
     HOUR_MS,
@@ -52,9 +52,9 @@ class FakeMachine:
         )
 
 
-async def open_store(machine: FakeMachine, folder: Path) -> SqliteStore:
+async def open_store(machine: FakeMachine, folder: Path) -> SqliteTaskStore:
     """Open the store of a process."""
-    store = SqliteStore(folder / "tasks.db", clock=machine.new_clock())
+    store = SqliteTaskStore(folder / "tasks.db", clock=machine.new_clock())
     await store.open()
     return store
 
@@ -98,18 +98,18 @@ def test_jump_ends_no_lease_and_no_wait(jump_ms: int, tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-async def _restart_service(machine: FakeMachine, folder: Path) -> SqliteStore:
+async def _restart_service(machine: FakeMachine, folder: Path) -> SqliteTaskStore:
     return await open_store(machine, folder)
 
 
-async def _restart_machine(machine: FakeMachine, folder: Path) -> SqliteStore:
+async def _restart_machine(machine: FakeMachine, folder: Path) -> SqliteTaskStore:
     machine.restart()
     return await open_store(machine, folder)
 
 
 @pytest.mark.parametrize("restart", [_restart_service, _restart_machine])
 def test_wall_clock_is_read_again_after_a_restart(
-    restart: Callable[[FakeMachine, Path], Awaitable[SqliteStore]], tmp_path: Path
+    restart: Callable[[FakeMachine, Path], Awaitable[SqliteTaskStore]], tmp_path: Path
 ) -> None:
     """When all processes were stopped, the next one uses the time of the wall clock."""
 

@@ -18,8 +18,8 @@ import pytest
 
 from tarry.errors import StoreUnavailable
 from tarry.service.model import Status
-from tarry.service.store import NewTask, TaskFilter
-from tarry.service.stores.sqlite import SqliteStore, database
+from tarry.service.store import NewTask, StoredTaskFilter
+from tarry.service.stores.sqlite import SqliteTaskStore, database
 from tests.service.stores.harness import LEASE, ManualClock, success_result, task
 from tests.service.stores.sqlite.harness import open_error, run_on_store
 
@@ -29,7 +29,7 @@ NOBODY_UID = 65_534
 def test_a_write_that_exceeds_the_disk_space_fails(tmp_path: Path) -> None:
     """On a full disk, a large write fails and a small one of the same group is committed."""
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         await store.add([NewTask(task(1))])
         leased = (await store.claim(LEASE, limit=1, per_lane=1)).tasks
         connection, _ = store.database.open()
@@ -94,9 +94,9 @@ def test_a_read_only_file_can_be_read(unprivileged_folder: Path) -> None:
     """On a read-only file, reads succeed, and writes fail until the file is writable."""
     path = unprivileged_folder / "tasks.db"
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         await store.add([NewTask(task(1))])
-        assert 1 == len((await store.list_tasks("acme", TaskFilter())).items)
+        assert 1 == len((await store.list_tasks("acme", StoredTaskFilter())).items)
         with keep_open(path):
             path.chmod(0o444)
             for database in (store.database, store._read_database):
@@ -107,11 +107,11 @@ def test_a_read_only_file_can_be_read(unprivileged_folder: Path) -> None:
                     await store.add([NewTask(task(2))])
             with pytest.raises(StoreUnavailable, match="it is read-only"):
                 await store.ping()
-            assert 1 == len((await store.list_tasks("acme", TaskFilter())).items)
+            assert 1 == len((await store.list_tasks("acme", StoredTaskFilter())).items)
 
             path.chmod(0o644)
             await store.add([NewTask(task(2))])
-            assert 2 == len((await store.list_tasks("acme", TaskFilter())).items)
+            assert 2 == len((await store.list_tasks("acme", StoredTaskFilter())).items)
 
     run_on_store(path, main)
 
@@ -120,7 +120,7 @@ def test_a_moved_file_is_unavailable_until_it_is_back(tmp_path: Path) -> None:
     """Operations fail while the file is moved, and succeed once it is back."""
     path, moved_path = tmp_path / "tasks.db", tmp_path / "moved.db"
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         await store.add([NewTask(task(1))])
         path.rename(moved_path)
         for _ in range(2):
@@ -141,7 +141,7 @@ def test_writes_fail_while_another_process_has_the_write_lock(
     """Writes fail while another connection has the write lock; reads do not wait for it."""
     monkeypatch.setattr(database, "_BUSY_TIMEOUT_MS", 1)
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         await store.add([NewTask(task(1))])
         with closing(sqlite3.connect(tmp_path / "tasks.db", isolation_level=None)) as connection:
             connection.execute("BEGIN IMMEDIATE")
@@ -149,7 +149,7 @@ def test_writes_fail_while_another_process_has_the_write_lock(
             results = await asyncio.gather(*calls, return_exceptions=True)
             assert [StoreUnavailable] * 2 == [type(result) for result in results]
             assert "another process holds its write lock" in str(results[0])
-            assert 1 == len((await store.list_tasks("acme", TaskFilter())).items)
+            assert 1 == len((await store.list_tasks("acme", StoredTaskFilter())).items)
             connection.execute("ROLLBACK")
         await store.add([NewTask(task(2))])
 
@@ -161,7 +161,7 @@ def test_a_store_opens_once_its_folder_exists(tmp_path: Path) -> None:
     path = tmp_path / "later" / "tasks.db"
 
     async def main() -> None:
-        store = SqliteStore(path, clock=ManualClock())
+        store = SqliteTaskStore(path, clock=ManualClock())
         try:
             with pytest.raises(StoreUnavailable, match="cannot be opened"):
                 await store.open()

@@ -20,9 +20,9 @@ import pytest
 
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.model import Status
-from tarry.service.store import NewTask, TaskFilter
-from tarry.service.stores.sqlite import Database, SqliteStore, database
-from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
+from tarry.service.store import NewTask, StoredTaskFilter
+from tarry.service.stores.sqlite import SqliteDatabase, SqliteTaskStore, database
+from tarry.service.stores.sqlite.transaction import ReadTransaction, WriteTransaction
 from tests.service.stores.harness import START_MS, task
 from tests.service.stores.sqlite.harness import run_on_store
 
@@ -31,10 +31,10 @@ DELETIONS = [("-wal",), ("-shm",), ("-wal", "-shm")]
 OTHER_PROCESS = """
 import sys
 from tarry.service.store import NewTask
-from tarry.service.stores.sqlite import Database, add
+from tarry.service.stores.sqlite import SqliteDatabase, add
 from tests.service.stores.harness import LEASE, START_MS, task
 
-database = Database(sys.argv[1], lambda: START_MS)
+database = SqliteDatabase(sys.argv[1], lambda: START_MS)
 
 def insert(number):
     [(_, error)] = database.apply([lambda tx: add.add(tx, [NewTask(task(number))], LEASE, None)])
@@ -70,10 +70,10 @@ def test_the_wal_stays_short_during_constant_reads(
     path.symlink_to(tmp_path / "tasks.db")
     batch_size = 50
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         async def read() -> None:
             while True:
-                await store.list_tasks("acme", TaskFilter(reason="none"), limit=100)
+                await store.list_tasks("acme", StoredTaskFilter(reason="none"), limit=100)
 
         readers = [asyncio.ensure_future(read()) for _ in range(12)]
         try:
@@ -101,7 +101,7 @@ def test_a_long_read_delays_truncation_without_busy_waiting(
     path = tmp_path / "tasks.db"
     statements: list[str] = []
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         store.database.open()[0].set_trace_callback(statements.append)
         await store.add([NewTask(task(1))])
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -137,7 +137,7 @@ def test_a_write_succeeds_although_truncation_fails(
         denied.append(name)
         return sqlite3.SQLITE_DENY
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         await store.ping()
         store.database.open()[0].set_authorizer(deny_checkpoints)
         await store.add([NewTask(task(1))])
@@ -154,7 +154,7 @@ def _count_checkpoints(statements: list[str]) -> int:
 def test_many_queries_use_several_read_transactions(tmp_path: Path) -> None:
     """20 queries use 3 read transactions, so that none delays truncation for long."""
     statements: list[str] = []
-    database = Database(tmp_path / "tasks.db", lambda: START_MS)
+    database = SqliteDatabase(tmp_path / "tasks.db", lambda: START_MS)
     database.open()[0].set_trace_callback(statements.append)
 
     results = database.read([partial(_echo, number) for number in range(20)])
@@ -172,12 +172,12 @@ def test_a_copy_of_the_file_gets_a_wal(tmp_path: Path) -> None:
     """A file that `VACUUM INTO` wrote without a WAL gets one when a store opens it."""
     path, copy = tmp_path / "tasks.db", tmp_path / "copy.db"
 
-    async def fill(store: SqliteStore) -> None:
+    async def fill(store: SqliteTaskStore) -> None:
         await store.add([NewTask(task(1))])
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("VACUUM INTO ?", (str(copy),))
 
-    async def check(store: SqliteStore) -> None:
+    async def check(store: SqliteTaskStore) -> None:
         assert 1 == (await store.counters()).task_counts[Status.PENDING]
         assert "wal" == journal_mode(copy)
 
@@ -199,7 +199,7 @@ def test_a_file_system_without_wal_is_rejected(
         return connection
 
     monkeypatch.setattr(sqlite3, "connect", connect_without_shared_memory)
-    database = Database(tmp_path / "tasks.db", lambda: START_MS)
+    database = SqliteDatabase(tmp_path / "tasks.db", lambda: START_MS)
 
     with pytest.raises(ConfigurationError, match="stays in mode delete: keep the store on a local"):
         database.open()
@@ -255,7 +255,7 @@ def test_no_commit_is_lost_with_a_deleted_wal(
     """The WAL is copied into the file before the next write is answered, and replaced."""
     path = tmp_path / "tasks.db"
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         await store.add([NewTask(task(1))])
         assert 1 == (await store.counters()).task_counts[Status.PENDING]
         delete(path, suffixes)
@@ -276,7 +276,7 @@ def test_a_wal_deleted_during_a_transaction_is_copied(tmp_path: Path) -> None:
     """A commit into the deleted WAL is answered after the WAL was copied into the file."""
     path = tmp_path / "tasks.db"
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(store.add([NewTask(task(1))]))
             group.create_task(store.write(lambda _: delete(path, ("-wal",))))
@@ -291,7 +291,7 @@ def test_all_processes_replace_a_deleted_wal(tmp_path: Path, suffixes: tuple[str
     path = tmp_path / "tasks.db"
 
     async def main() -> None:
-        store = SqliteStore(path, writer_process=True)
+        store = SqliteTaskStore(path, writer_process=True)
         await store.open()
 
         async def count() -> int:
@@ -329,13 +329,13 @@ def test_a_deleted_wal_that_is_read_is_copied_later(
     path = tmp_path / "tasks.db"
     calls: list[int] = []
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         await store.add([NewTask(task(1))])
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
             connection.execute("BEGIN")
             connection.execute("SELECT count(*) FROM task").fetchall()
 
-            def delete_wal(tx: Transaction) -> None:
+            def delete_wal(tx: WriteTransaction) -> None:
                 calls.append(1)
                 tx.execute("UPDATE meta SET value = 7 WHERE name = 'pinged'")
                 delete(path, ("-wal",))
@@ -365,7 +365,7 @@ def test_a_deleted_wal_survives_the_writer_process(tmp_path: Path) -> None:
     path = tmp_path / "tasks.db"
 
     async def main() -> None:
-        store = SqliteStore(path, writer_process=True)
+        store = SqliteTaskStore(path, writer_process=True)
         await store.open()
         try:
             await store.add([NewTask(task(1))])
@@ -389,7 +389,7 @@ def test_a_deleted_wal_is_lost_if_another_process_has_opened_the_file(tmp_path: 
     """Copying the WAL would then damage the file, so that the store reports the loss."""
     path = tmp_path / "tasks.db"
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         store.database.apply([lambda tx: tx.execute("PRAGMA wal_checkpoint")])
         await store.add([NewTask(task(1))])
         delete(path, ("-wal", "-shm"))
@@ -409,7 +409,7 @@ def test_closing_an_idle_reader_does_not_delete_the_new_wal(tmp_path: Path) -> N
     path = tmp_path / "tasks.db"
 
     async def main() -> None:
-        store = SqliteStore(path, writer_process=True)
+        store = SqliteTaskStore(path, writer_process=True)
         await store.open()
         await store.add([NewTask(task(1))])
         assert 1 == (await store.counters()).task_counts[Status.PENDING]
@@ -429,7 +429,7 @@ def test_a_wal_that_cannot_be_opened_makes_the_store_unavailable(
     def fail(*_args: Any) -> int:
         raise OSError(errno.EMFILE, "too many open files")
 
-    database = Database(tmp_path / "tasks.db", lambda: START_MS)
+    database = SqliteDatabase(tmp_path / "tasks.db", lambda: START_MS)
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", fail)
         [(_, error)] = database.read([partial(_echo, 1)])

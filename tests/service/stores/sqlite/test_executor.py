@@ -17,8 +17,8 @@ import pytest
 from tarry.errors import StoreUnavailable
 from tarry.service.model import Status
 from tarry.service.store import AddStatus, FinishStatus, NewTask
-from tarry.service.stores.sqlite import SqliteStore, executor
-from tarry.service.stores.sqlite.transaction import Transaction
+from tarry.service.stores.sqlite import SqliteTaskStore, executor
+from tarry.service.stores.sqlite.transaction import WriteTransaction
 from tests.service.stores.harness import LEASE, success_result, task
 from tests.service.stores.sqlite.harness import run_on_store
 
@@ -26,12 +26,12 @@ T = TypeVar("T")
 
 
 async def submit_together(
-    store: SqliteStore, operations: Iterable[Coroutine[Any, Any, T]]
+    store: SqliteTaskStore, operations: Iterable[Coroutine[Any, Any, T]]
 ) -> list[Any]:
     """Submit operations while the writer is blocked, so that they form one group."""
     started, may_finish = threading.Event(), threading.Event()
 
-    def block_writer(tx: Transaction) -> None:
+    def block_writer(tx: WriteTransaction) -> None:
         started.set()
         may_finish.wait()
 
@@ -44,7 +44,7 @@ async def submit_together(
     return await asyncio.gather(*waiting, return_exceptions=True)
 
 
-def trace_statements(store: SqliteStore) -> list[str]:
+def trace_statements(store: SqliteTaskStore) -> list[str]:
     """Return a list to which the statements of later write transactions are added."""
     statements: list[str] = []
     store.database.open()[0].set_trace_callback(statements.append)
@@ -54,7 +54,7 @@ def trace_statements(store: SqliteStore) -> list[str]:
 def test_waiting_operations_share_a_transaction(tmp_path: Path) -> None:
     """Sixty operations that wait together are committed in one transaction."""
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         statements = trace_statements(store)
         results = await submit_together(store, (store.add([NewTask(task(n))]) for n in range(60)))
 
@@ -77,7 +77,7 @@ def test_a_group_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Large batches that wait together are split into several transactions."""
     monkeypatch.setattr(executor, "MAX_TRANSACTION_TASKS", 100)
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         statements = trace_statements(store)
         await asyncio.gather(
             *(store.add([NewTask(task(100 * n + m)) for m in range(100)]) for n in range(5))
@@ -92,7 +92,7 @@ def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Operations that exceed the queue limit fail at once, and the others are committed."""
     monkeypatch.setattr(executor, "MAX_PENDING", 50)
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         results = await asyncio.gather(
             *(store.add([NewTask(task(number))]) for number in range(100)), return_exceptions=True
         )
@@ -109,7 +109,7 @@ def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_failing_operation_does_not_affect_its_group(tmp_path: Path) -> None:
     """Only the caller of a failing operation gets the error; the others are committed."""
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         batch_with_invalid_task = [
             NewTask(task(1000, "new", "gamma")),
             NewTask(task(1001, packed_content=object())),
@@ -140,7 +140,7 @@ def test_a_failing_operation_does_not_affect_its_group(tmp_path: Path) -> None:
 def test_a_cancelled_caller_does_not_affect_its_group(tmp_path: Path) -> None:
     """If one caller is cancelled, the other operations of the group return their results."""
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         operations = [
             asyncio.ensure_future(store.add([NewTask(task(number))])) for number in range(10)
         ]

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tarry.service.model import ReplayRecord, Status
-from tarry.service.store import NewTask, Retention, SweepResult, TaskFilter
-from tarry.service.stores.sqlite import SqliteStore, add, finished_tasks, transitions
+from tarry.service.store import NewTask, Retention, StoredTaskFilter, SweepResult
+from tarry.service.stores.sqlite import SqliteTaskStore, add, finished_tasks, transitions
 from tarry.service.stores.sqlite.queries import SELECT_TASK, decode_task
-from tarry.service.stores.sqlite.transaction import Transaction
+from tarry.service.stores.sqlite.transaction import WriteTransaction
 from tests.service.stores.conformance import dead_letters, retention
 from tests.service.stores.conformance.suite import Case, case_name
 from tests.service.stores.harness import (
@@ -42,15 +42,15 @@ def test_conformance(case: Case, tmp_path: Path) -> None:
 def test_many_dead_letters_are_read_in_steps(tmp_path: Path) -> None:
     """Of 4100 dead letters all are counted, and a filter finds the only match."""
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         new_tasks = [NewTask(task(number), lease_on_add=True) for number in range(4100)]
         leased = [added.task for added in await store.add(new_tasks, LEASE)]
         await store.finish(
             [exhausted_result(task, "rare" if task is leased[4000] else "usual") for task in leased]
         )
 
-        assert 4100 == await store.count_tasks("acme", TaskFilter(status=Status.EXHAUSTED))
-        assert 1 == await store.count_tasks("acme", TaskFilter(reason="rare"))
+        assert 4100 == await store.count_tasks("acme", StoredTaskFilter(status=Status.EXHAUSTED))
+        assert 1 == await store.count_tasks("acme", StoredTaskFilter(reason="rare"))
         await store.start_replay(ReplayRecord(id="replay", tenant="acme", reason="rare"))
         step_count = 1
         while (current := await step_replay(store, "replay", 10)) and current.status == "running":
@@ -66,7 +66,7 @@ def test_finished_tasks_of_a_replay_are_counted_in_steps(
     """A step reads a limited number of tasks; tasks behind unfinished ones are counted, too."""
     monkeypatch.setattr(finished_tasks, "MAX_COUNTED_TASKS", 2)
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         clock = store.database._clock
         assert isinstance(clock, ManualClock)
         new_tasks = [NewTask(task(number), lease_on_add=True) for number in range(5)]
@@ -145,7 +145,7 @@ def test_a_failed_removal_changes_nothing(database_file: DatabaseFile) -> None:
     """The lane of a transaction that was rolled back is used again."""
     finish_task(database_file, 1, "a")
 
-    def sweep_and_fail(tx: Transaction) -> None:
+    def sweep_and_fail(tx: WriteTransaction) -> None:
         finished_tasks.sweep(tx, Retention(0, 0), 500)
         raise RuntimeError("stop")
 

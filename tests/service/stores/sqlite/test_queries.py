@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tarry.service.model import MAX_ATTEMPT_NUMBER
-from tarry.service.store import NewTask, TaskFilter
-from tarry.service.stores.sqlite import SqliteStore
+from tarry.service.store import NewTask, StoredTaskFilter
+from tarry.service.stores.sqlite import SqliteTaskStore
 from tarry.service.stores.sqlite.queries import attempt_row_id, pack_id, pack_ids
 from tests.service.stores.conformance import queries as query_cases
 from tests.service.stores.conformance.suite import Case, case_name
@@ -25,10 +25,10 @@ def test_conformance(case: Case, tmp_path: Path) -> None:
 def test_pages_of_a_selective_filter_are_short(tmp_path: Path) -> None:
     """A page reads a bounded number of rows, and its cursor continues after them."""
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         await store.add([NewTask(task(0, "rare"))])
         await store.add([NewTask(task(number)) for number in range(1, 4001)])
-        query = TaskFilter(lane="acme/https:rare.example:443")
+        query = StoredTaskFilter(lane="acme/https:rare.example:443")
 
         pages = [await store.list_tasks("acme", query, limit=10)]
         while pages[-1].cursor is not None:
@@ -48,10 +48,10 @@ def test_pages_with_decoded_tasks_are_shorter(tmp_path: Path) -> None:
         decoded.append(content)
         return content == b"rare"
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         await store.add([NewTask(task(0, packed_content=b"rare"))])
         await store.add([NewTask(task(number)) for number in range(1, 1200)])
-        query = TaskFilter(matches_content=is_rare)
+        query = StoredTaskFilter(matches_content=is_rare)
         assert 1 == await store.count_tasks("acme", query)
         assert 1200 == len(decoded)
         decoded.clear()
@@ -61,7 +61,7 @@ def test_pages_with_decoded_tasks_are_shorter(tmp_path: Path) -> None:
         page = await store.list_tasks("acme", query, cursor=page.cursor, limit=1)
         assert ([0], None, 1200) == (task_numbers(page.items), page.cursor, len(decoded))
         store._read_database.open()[0].set_trace_callback(statements.append)
-        query = TaskFilter(matches_attempt=lambda attempt: attempt.status == 503)
+        query = StoredTaskFilter(matches_attempt=lambda attempt: attempt.status == 503)
         assert 0 == await store.count_tasks("acme", query)
         assert not any("content" in statement for statement in statements)
 

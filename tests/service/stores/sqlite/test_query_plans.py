@@ -13,9 +13,9 @@ from tarry.service.store import (
     Release,
     Retention,
     SeriesPoint,
-    TaskFilter,
+    StoredTaskFilter,
 )
-from tarry.service.stores.sqlite import SqliteStore
+from tarry.service.stores.sqlite import SqliteTaskStore
 from tarry.wire.tasks import DownstreamLimits
 from tests.service.stores.harness import (
     HOUR_MS,
@@ -49,7 +49,7 @@ LIMITED_LANES = "INDEXED BY lane_limited"
 """The limits of lanes are sorted and read once, when the service starts."""
 
 
-async def use_limits(store: SqliteStore, lane: str) -> None:
+async def use_limits(store: SqliteTaskStore, lane: str) -> None:
     """Call the operations on the limits of lanes."""
     await store.record_lane_limits([LaneLimits(lane, 5.0, 8)])
     await store.list_lane_limits(10)
@@ -62,7 +62,7 @@ def test_no_statement_scans_a_table(tmp_path: Path) -> None:
     """No operation scans tasks, lanes or tenants, or sorts them."""
     statements: set[str] = set()
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         clock = store.database._clock
         assert isinstance(clock, ManualClock)
         for database in (store.database, store._read_database):
@@ -90,13 +90,13 @@ def test_no_statement_scans_a_table(tmp_path: Path) -> None:
         await store.cancel("acme", leased[3].id)
         await store.retry_now("acme", leased[1].id)
         for query in (
-            TaskFilter(),
-            TaskFilter(status=Status.PENDING),
-            TaskFilter(status=Status.EXHAUSTED, reason="attempts"),
-            TaskFilter(lane=leased[0].lane, policy_id="default"),
-            TaskFilter(lane_prefix=leased[0].lane, key=leased[0].key),
-            TaskFilter(created_from=START_MS, created_until=START_MS + 1),
-            TaskFilter(matches_attempt=lambda _: True, matches_content=lambda _: True),
+            StoredTaskFilter(),
+            StoredTaskFilter(status=Status.PENDING),
+            StoredTaskFilter(status=Status.EXHAUSTED, reason="attempts"),
+            StoredTaskFilter(lane=leased[0].lane, policy_id="default"),
+            StoredTaskFilter(lane_prefix=leased[0].lane, key=leased[0].key),
+            StoredTaskFilter(created_from=START_MS, created_until=START_MS + 1),
+            StoredTaskFilter(matches_attempt=lambda _: True, matches_content=lambda _: True),
         ):
             for oldest_first in (True, False):
                 await store.list_tasks("acme", query, limit=2, oldest_first=oldest_first)
@@ -104,15 +104,15 @@ def test_no_statement_scans_a_table(tmp_path: Path) -> None:
         await store.list_attempts("acme", leased[0].id, after=1)
         await use_limits(store, leased[0].lane)
         await store.last_attempts("acme", [leased[0].id])
-        await store.list_attempts_of_tasks("acme", TaskFilter(), limit=1)
-        await store.count_tasks("acme", TaskFilter(status=Status.EXHAUSTED))
+        await store.list_attempts_of_tasks("acme", StoredTaskFilter(), limit=1)
+        await store.count_tasks("acme", StoredTaskFilter(status=Status.EXHAUSTED))
         await store.start_replay(ReplayRecord(id="r", tenant="acme"))
         await step_replay(store, "r", 5)
         for tenant in ("acme", None):
             await store.list_lanes(tenant, limit=2)
             for running in (True, False):
                 await store.list_replays(running=running, tenant=tenant)
-        await purge(store, "acme", TaskFilter(), 5)
+        await purge(store, "acme", StoredTaskFilter(), 5)
         for document in (b"", b"{}"):
             await store.put_policy(
                 PolicyVersion(tenant="acme", id="p", version=0, document=document),
@@ -150,14 +150,14 @@ def test_no_statement_scans_a_table(tmp_path: Path) -> None:
     run_on_store(tmp_path / "tasks.db", main)
 
 
-async def _use_keys_and_secrets(store: SqliteStore) -> None:
+async def _use_keys_and_secrets(store: SqliteTaskStore) -> None:
     await store.find_api_key(b"digest")
     secret = SigningSecretRecord(tenant="acme", id="s", secret=b"")
     await store.put_signing_secret(secret, expire_previous_ms=0)
     await store.delete_signing_secret("acme", "s")
 
 
-async def _use_workers_and_series(store: SqliteStore) -> None:
+async def _use_workers_and_series(store: SqliteTaskStore) -> None:
     await store.list_workers()
     await store.record_series([SeriesPoint(10_000, 0, {"a": 1})])
     await store.list_series(10_000, since=0)

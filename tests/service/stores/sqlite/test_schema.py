@@ -20,7 +20,7 @@ from tarry.service.store import (
     NewTask,
     Retention,
 )
-from tarry.service.stores.sqlite import SqliteStore, database, schema
+from tarry.service.stores.sqlite import SqliteTaskStore, database, schema
 from tests.service.stores.harness import (
     DAY_MS,
     LEASE,
@@ -60,7 +60,7 @@ def test_a_file_of_an_older_version_is_upgraded(
     new_column = "ALTER TABLE policy_use ADD COLUMN added INTEGER NOT NULL DEFAULT 7"
     monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, new_column))
 
-    async def write_policies(store: SqliteStore) -> None:
+    async def write_policies(store: SqliteTaskStore) -> None:
         policy = PolicyVersion(tenant="acme", id="p", version=0, document=b"{}")
         await store.put_policy(policy, replace=False)
         await store.delete_policy("acme", "p")
@@ -78,7 +78,7 @@ def test_an_older_process_continues_after_an_upgrade(
     """A store that is open while a newer version upgrades the file can still use it."""
     path = tmp_path / "tasks.db"
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         await store.counters()  # opens the second connection
         columns = (
             "ALTER TABLE heartbeat ADD COLUMN added INTEGER;"
@@ -105,7 +105,7 @@ def test_a_newer_schema_is_rejected(tmp_path: Path) -> None:
     """The error for a file with a newer schema names the file and its schema version."""
     path = tmp_path / "tasks.db"
 
-    async def fill(store: SqliteStore) -> None:
+    async def fill(store: SqliteTaskStore) -> None:
         await store.add([NewTask(task(1))])
 
     run_on_store(path, fill)
@@ -154,7 +154,7 @@ def test_a_failed_migration_is_rolled_back(tmp_path: Path, monkeypatch: pytest.M
     """A failed migration changes nothing, and is applied again at the next open."""
     path = tmp_path / "tasks.db"
 
-    async def fill(store: SqliteStore) -> None:
+    async def fill(store: SqliteTaskStore) -> None:
         await store.add([NewTask(task(1))])
 
     run_on_store(path, fill)
@@ -162,7 +162,7 @@ def test_a_failed_migration_is_rolled_back(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, f"{migration}; nonsense"))
 
     async def fail_to_open() -> None:
-        store = SqliteStore(path)
+        store = SqliteTaskStore(path)
         with pytest.raises(StoreUnavailable, match="nonsense"):
             await store.open()
         await store.close()
@@ -170,7 +170,7 @@ def test_a_failed_migration_is_rolled_back(tmp_path: Path, monkeypatch: pytest.M
     asyncio.run(fail_to_open())
     monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS[:-1], migration))
 
-    async def check(store: SqliteStore) -> None:
+    async def check(store: SqliteTaskStore) -> None:
         assert 1 == (await store.counters()).task_counts[Status.PENDING]
 
     run_on_store(path, check)

@@ -1,4 +1,4 @@
-"""`SqliteStore`: durability, and several stores on one file."""
+"""`SqliteTaskStore`: durability, and several stores on one file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tarry.errors import StoreUnavailable
 from tarry.runtime.effects import effects
 from tarry.service.model import Status
 from tarry.service.store import AddStatus, FinishStatus, NewTask
-from tarry.service.stores.sqlite import Database, SqliteStore, add, clock
+from tarry.service.stores.sqlite import SqliteDatabase, SqliteTaskStore, add, clock
 from tests.service.stores.harness import (
     LEASE,
     OTHER_LEASE,
@@ -31,8 +31,8 @@ T = TypeVar("T")
 def test_two_stores_share_a_file(tmp_path: Path) -> None:
     """Two stores on one file see the changes of each other, and lease no task twice."""
 
-    async def main(first: SqliteStore) -> None:
-        second = SqliteStore(tmp_path / "tasks.db", clock=ManualClock())
+    async def main(first: SqliteTaskStore) -> None:
+        second = SqliteTaskStore(tmp_path / "tasks.db", clock=ManualClock())
         await second.open()
         try:
             await asyncio.gather(
@@ -70,7 +70,7 @@ def test_default_clock_is_the_system_clock(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(clock, "read_boot_ms", lambda: 99)
 
     async def main() -> int:
-        store = SqliteStore(str(tmp_path / "tasks.db"))
+        store = SqliteTaskStore(str(tmp_path / "tasks.db"))
         await store.open()
         try:
             return await store.ping()
@@ -83,7 +83,7 @@ def test_default_clock_is_the_system_clock(tmp_path: Path, monkeypatch: pytest.M
 def test_every_commit_is_flushed_to_disk(tmp_path: Path) -> None:
     """The database uses a WAL, which is flushed at every commit."""
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         connection, _ = store.database.open()
         assert [("wal",)] == connection.execute("PRAGMA journal_mode").fetchall()
         assert [(2,)] == connection.execute("PRAGMA synchronous").fetchall()
@@ -95,7 +95,7 @@ def test_several_stores_create_one_file(tmp_path: Path) -> None:
     """Stores that open a missing file at the same time share the created file."""
 
     async def main() -> None:
-        stores = [SqliteStore(tmp_path / "tasks.db", clock=ManualClock()) for _ in range(5)]
+        stores = [SqliteTaskStore(tmp_path / "tasks.db", clock=ManualClock()) for _ in range(5)]
         await asyncio.gather(*(store.open() for store in stores))
         try:
             for number, store in enumerate(stores):
@@ -113,7 +113,7 @@ def test_a_closed_store_raises(tmp_path: Path) -> None:
     """Before `open` and after `close`, an operation raises an error that names `open`."""
 
     async def main() -> None:
-        store = SqliteStore(tmp_path / "tasks.db")
+        store = SqliteTaskStore(tmp_path / "tasks.db")
         with pytest.raises(StoreUnavailable, match=r"call open\(\) first"):
             await store.ping()
         await store.open()
@@ -126,7 +126,7 @@ def test_a_closed_store_raises(tmp_path: Path) -> None:
 
 def test_the_database_works_without_threads() -> None:
     """The synchronous database runs operations and queries, also in memory."""
-    database = Database(":memory:", lambda: START_MS)
+    database = SqliteDatabase(":memory:", lambda: START_MS)
 
     [(added, error)] = database.apply([lambda tx: add.add(tx, [NewTask(task(1))], None, None)])
 

@@ -11,7 +11,7 @@ import pytest
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.app import make_store
 from tarry.service.store import NewTask
-from tarry.service.stores.sqlite import IN_MEMORY, Database, SqliteStore
+from tarry.service.stores.sqlite import IN_MEMORY, SqliteDatabase, SqliteTaskStore
 from tests.service.stores.conformance.suite import CASES, Case, StoreHarness, case_name
 from tests.service.stores.harness import START_MS, ManualClock, task, task_id
 
@@ -19,11 +19,11 @@ from tests.service.stores.harness import START_MS, ManualClock, task, task_id
 @pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_conformance(case: Case) -> None:
     """The store in memory passes the conformance suite; reopening returns the same store."""
-    opened: list[SqliteStore] = []
+    opened: list[SqliteTaskStore] = []
 
-    def open_once(clock: ManualClock) -> SqliteStore:
+    def open_once(clock: ManualClock) -> SqliteTaskStore:
         if not opened:
-            opened.append(SqliteStore(IN_MEMORY, clock=clock))
+            opened.append(SqliteTaskStore(IN_MEMORY, clock=clock))
         return opened[0]
 
     asyncio.run(StoreHarness(open_once).run(case))
@@ -51,7 +51,7 @@ def test_reads_see_writes_of_the_other_thread() -> None:
     """A read in the second thread sees every task that was added before it."""
 
     async def main() -> None:
-        store = SqliteStore(IN_MEMORY, clock=ManualClock())
+        store = SqliteTaskStore(IN_MEMORY, clock=ManualClock())
         await store.open()
 
         async def add_and_get(number: int) -> None:
@@ -66,7 +66,7 @@ def test_reads_see_writes_of_the_other_thread() -> None:
 
 def test_an_error_of_sqlite_does_not_delete_the_data() -> None:
     """After an error that makes a file database reconnect, the data in memory is kept."""
-    database = Database(IN_MEMORY, lambda: START_MS)
+    database = SqliteDatabase(IN_MEMORY, lambda: START_MS)
     database.apply([lambda tx: tx.names.tenant_id("acme")])
 
     def fail(_: object) -> None:
@@ -85,4 +85,4 @@ def test_an_error_of_sqlite_does_not_delete_the_data() -> None:
 def test_a_store_in_memory_has_no_writer_process() -> None:
     """A writer process is rejected, because it would have a separate database."""
     with pytest.raises(ConfigurationError, match="cannot have a writer process"):
-        SqliteStore(IN_MEMORY, writer_process=True)
+        SqliteTaskStore(IN_MEMORY, writer_process=True)

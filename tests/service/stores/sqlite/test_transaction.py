@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tarry.service.store import NewTask
 from tarry.service.stores.sqlite import add, finish, queries
-from tarry.service.stores.sqlite.transaction import Transaction
+from tarry.service.stores.sqlite.transaction import WriteTransaction
 from tests.service.stores.harness import (
     HOUR_MS,
     LEASE,
@@ -73,7 +73,7 @@ def test_no_parameter_needs_an_adapter(database_file: DatabaseFile) -> None:
     """Parameters are int, str or bytearray: binding other types takes ten times as long."""
     parameter_types: set[type] = set()
 
-    def add_and_finish(tx: Transaction) -> None:
+    def add_and_finish(tx: WriteTransaction) -> None:
         execute = tx.execute
 
         def record_types(statement: str, values: list[Any]) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tarry.service.store import RecordKind
-from tarry.service.stores.sqlite import SqliteStore, transfer
+from tarry.service.stores.sqlite import SqliteTaskStore, transfer
 from tests.service.stores.conformance import transfer as transfer_cases
 from tests.service.stores.conformance.suite import Case, case_name
 from tests.service.stores.harness import ManualClock, StoreHarness
@@ -26,7 +26,7 @@ def test_a_dead_process_does_not_use_the_store(tmp_path: Path) -> None:
     path = tmp_path / "tasks.db"
 
     async def main() -> None:
-        first, second = SqliteStore(path, clock=ManualClock()), SqliteStore(path)
+        first, second = SqliteTaskStore(path, clock=ManualClock()), SqliteTaskStore(path)
         await first.open()
         await second.open()
         assert await first.is_in_use()
@@ -39,8 +39,8 @@ def test_a_dead_process_does_not_use_the_store(tmp_path: Path) -> None:
 
 def test_leases_of_imported_workers_end_when_they_expire(tmp_path: Path) -> None:
     """Opening the file does not end imported leases: their worker may still run an attempt."""
-    source = StoreHarness(lambda clock: SqliteStore(tmp_path / "old.db", clock=clock))
-    target = StoreHarness(lambda clock: SqliteStore(tmp_path / "new.db", clock=clock))
+    source = StoreHarness(lambda clock: SqliteTaskStore(tmp_path / "old.db", clock=clock))
+    target = StoreHarness(lambda clock: SqliteTaskStore(tmp_path / "new.db", clock=clock))
 
     async def main() -> None:
         await source.reopen()

@@ -23,7 +23,7 @@ from tarry.service.store import (
     NewTask,
     Retention,
 )
-from tarry.service.stores.sqlite import SqliteStore, store, worker_locks
+from tarry.service.stores.sqlite import SqliteTaskStore, store, worker_locks
 from tarry.service.stores.sqlite.worker_locks import LeaderLock, WorkerLock
 from tests.service.stores.harness import (
     HOUR_MS,
@@ -43,11 +43,11 @@ RETENTION = Retention(HOUR_MS, HOUR_MS)
 WORKER_SCRIPT = """
 import asyncio, sys
 from tarry.service.store import NewTask
-from tarry.service.stores.sqlite import SqliteStore
+from tarry.service.stores.sqlite import SqliteTaskStore
 from tests.service.stores.harness import LEASE, START_MS, ManualClock, task
 
 async def main():
-    store = SqliteStore(sys.argv[1], clock=ManualClock())
+    store = SqliteTaskStore(sys.argv[1], clock=ManualClock())
     await store.open()
     times = (START_MS, START_MS + 500, START_MS + 600, START_MS + 99_000)
     await store.add([NewTask(task(n, next_attempt_at=at)) for n, at in enumerate(times)])
@@ -90,9 +90,9 @@ def lock_files(path: Path) -> list[str]:
     return sorted(found.name for found in path.parent.glob("*.worker-*"))
 
 
-async def open_store(path: Path) -> SqliteStore:
+async def open_store(path: Path) -> SqliteTaskStore:
     """Return an open store whose clock is at `START_MS`."""
-    store = SqliteStore(path, clock=ManualClock())
+    store = SqliteTaskStore(path, clock=ManualClock())
     await store.open()
     return store
 
@@ -150,7 +150,7 @@ def test_only_started_attempts_of_a_killed_worker_are_lost(
     async def main() -> None:
         clock = ManualClock()
         clock.advance(550)
-        store = SqliteStore(path, clock=clock)
+        store = SqliteTaskStore(path, clock=clock)
         await store.open()
         claimed = (await store.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks
         lost = {leased.id: leased.lost_attempts for leased in claimed}
@@ -243,7 +243,7 @@ def test_leases_of_a_closed_store_are_recovered(tmp_path: Path) -> None:
 def test_limits_are_not_shared_with_a_dead_process(tmp_path: Path) -> None:
     """A dead process has no share, although its task in a paused lane is still IN_FLIGHT."""
 
-    async def count_processes(store: SqliteStore) -> int:
+    async def count_processes(store: SqliteTaskStore) -> int:
         limits = await store.load_limits(ConfiguredLimits(version=-1))
         assert limits is not None
         return limits.process_count

@@ -16,8 +16,8 @@ import pytest
 from tarry.errors import StoreUnavailable
 from tarry.service.model import Status
 from tarry.service.store import FinishStatus, NewTask
-from tarry.service.stores.sqlite import SqliteStore
-from tarry.service.stores.sqlite.transaction import Transaction
+from tarry.service.stores.sqlite import SqliteTaskStore
+from tarry.service.stores.sqlite.transaction import WriteTransaction
 from tarry.service.stores.sqlite.writer_process import (
     LogCollector,
     OperationCall,
@@ -47,7 +47,7 @@ class SerializedStore(SynchronousSqliteStore):
     """A store whose calls and results are encoded and decoded as for the writer process."""
 
     async def write(
-        self, operation: Callable[[Transaction], T], weight: int = 1, *, urgent: bool = True
+        self, operation: Callable[[WriteTransaction], T], weight: int = 1, *, urgent: bool = True
     ) -> T:
         """Encode, decode and run an operation."""
         assert isinstance(operation, OperationCall)
@@ -62,11 +62,11 @@ def test_conformance_of_the_protocol(case: Case, tmp_path: Path) -> None:
     asyncio.run(StoreHarness(lambda clock: SerializedStore(tmp_path / "tasks.db", clock)).run(case))
 
 
-def run_on_store(path: Path, main: Callable[[SqliteStore], Awaitable[None]]) -> None:
+def run_on_store(path: Path, main: Callable[[SqliteTaskStore], Awaitable[None]]) -> None:
     """Run a coroutine function with an open store."""
 
     async def run() -> None:
-        store = SqliteStore(path, writer_process=True)
+        store = SqliteTaskStore(path, writer_process=True)
         await store.open()
         try:
             await main(store)
@@ -82,7 +82,7 @@ def each_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     use_loop(request.param, monkeypatch)
 
 
-def writer_pid(store: SqliteStore) -> int:
+def writer_pid(store: SqliteTaskStore) -> int:
     """Return the process id of the writer process."""
     assert isinstance(store._writer, WriterProcessExecutor)
     assert store._writer.process is not None
@@ -107,7 +107,7 @@ def test_the_writer_process_writes_and_the_service_reads(tmp_path: Path) -> None
     """Tasks are written by the writer process, which ends when the store is closed."""
     writer_pids: list[int] = []
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         writer_pids.append(writer_pid(store))
         added = await store.add([NewTask(task(n), lease_on_add=True) for n in range(3)], LEASE)
         assert [True] * 3 == [result.leased for result in added]
@@ -124,7 +124,7 @@ def test_the_writer_process_writes_and_the_service_reads(tmp_path: Path) -> None
 def test_a_killed_writer_is_started_again(tmp_path: Path) -> None:
     """Operations sent to a killed writer fail and can be repeated; leases stay valid."""
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         [added] = await store.add([NewTask(task(1), lease_on_add=True)], LEASE)
         os.kill(writer_pid(store), signal.SIGSTOP)
         sent = asyncio.ensure_future(store.add([NewTask(task(2))]))
@@ -152,7 +152,7 @@ def test_lease_of_an_unacknowledged_task_can_be_released(
     def kill_and_discard_answer(process: WriterProcess, _fd: int, _data: bytes) -> None:
         os.kill(process.pid, signal.SIGKILL)
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(WriterProcess, "pipe_data_received", kill_and_discard_answer)
             with pytest.raises(StoreUnavailable, match="started again"):
@@ -182,7 +182,7 @@ def test_a_jump_of_the_wall_clock_changes_no_due_time(
     (tmp_path / "sitecustomize.py").write_text(SHIFTED_CLOCK.format(path=str(shift)))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         await store.add([NewTask(task(1), lease_on_add=True)], LEASE)
         [waiting] = await store.add([NewTask(task(2), delay_ms=HOUR_MS)])
         assert "0" == shift.read_text()  # the writer uses the clock that is shifted here
@@ -201,7 +201,7 @@ def test_an_idle_writer_that_ends_is_logged(
 ) -> None:
     """If an idle writer ends, one warning is logged, and the writer is started again."""
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         caplog.clear()  # "created an empty store"
         pid = writer_pid(store)
         os.kill(pid, signal.SIGKILL)
@@ -225,7 +225,7 @@ def test_the_service_logs_the_records_of_the_writer(
 ) -> None:
     """A record of the writer gets the level and the format of the service's log."""
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         await store.add([NewTask(task(1))])
         (tmp_path / "tasks.db-wal").unlink()
         await store.add([NewTask(task(2))])
@@ -242,7 +242,7 @@ def test_the_service_logs_the_records_of_the_writer(
 def test_a_second_group_is_sent_before_the_first_is_committed(tmp_path: Path) -> None:
     """A large second group is sent early; if the writer is killed, both groups fail."""
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         executor = store._writer
         assert isinstance(executor, WriterProcessExecutor)
         os.kill(writer_pid(store), signal.SIGSTOP)
@@ -274,7 +274,7 @@ def test_operations_sent_to_an_ended_writer_fail(
     def fail_to_send(_: bytes) -> None:
         raise error
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         executor = store._writer
         assert isinstance(executor, WriterProcessExecutor)
         monkeypatch.setattr(executor.process, "send", fail_to_send)
@@ -293,7 +293,7 @@ def test_operations_sent_to_an_ended_writer_fail(
 def test_each_call_gets_its_own_result(tmp_path: Path) -> None:
     """Each of several concurrent calls gets its own result."""
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         batches = [
             [NewTask(task(n)) for n in range(first, first + 90)] for first in range(0, 900, 90)
         ]
@@ -310,7 +310,7 @@ def test_each_call_gets_its_own_result(tmp_path: Path) -> None:
 def test_signals_for_the_service_do_not_end_the_writer(tmp_path: Path) -> None:
     """The writer ignores SIGINT and SIGTERM, which a supervisor may send to all processes."""
 
-    async def main(store: SqliteStore) -> None:
+    async def main(store: SqliteTaskStore) -> None:
         pid = writer_pid(store)
         for signal_number in (signal.SIGINT, signal.SIGTERM):
             os.kill(pid, signal_number)
@@ -322,10 +322,10 @@ def test_signals_for_the_service_do_not_end_the_writer(tmp_path: Path) -> None:
 
 KILLED_SERVICE_SCRIPT = """
 import asyncio, os, sys
-from tarry.service.stores.sqlite import SqliteStore
+from tarry.service.stores.sqlite import SqliteTaskStore
 
 async def main():
-    store = SqliteStore(sys.argv[1], writer_process=True)
+    store = SqliteTaskStore(sys.argv[1], writer_process=True)
     await store.open()
     print(store._writer.process.pid, flush=True)
     os.kill(os.getpid(), 9)
@@ -352,7 +352,7 @@ def test_opening_fails_if_the_file_cannot_be_created(tmp_path: Path) -> None:
     """Opening a file in a missing folder raises `StoreUnavailable`, and starts no process."""
 
     async def run() -> None:
-        store = SqliteStore(tmp_path / "nowhere" / "tasks.db", writer_process=True)
+        store = SqliteTaskStore(tmp_path / "nowhere" / "tasks.db", writer_process=True)
         with pytest.raises(StoreUnavailable, match="nowhere"):
             await store.open()
         assert isinstance(store._writer, WriterProcessExecutor)
@@ -365,7 +365,7 @@ def test_opening_fails_if_the_file_cannot_be_created(tmp_path: Path) -> None:
 def test_other_errors_become_runtime_errors(tmp_path: Path) -> None:
     """An error that is not of tarry becomes a `RuntimeError` with class name and message."""
 
-    def raise_key_error(tx: Transaction, key: Any) -> None:
+    def raise_key_error(tx: WriteTransaction, key: Any) -> None:
         raise KeyError(key)
 
     from tarry.service.stores.sqlite import writer_process

@@ -92,7 +92,7 @@ class HttpRequest(_Fields):
     oidc_token: Any = None
 
 
-class RetryConfig(_Fields):
+class TaskRetryConfig(_Fields):
     """The retries of one task."""
 
     max_attempts: int = 0
@@ -110,7 +110,7 @@ class TaskFields(_Fields):
     app_engine_http_request: Any = None
     schedule_time: str | None = None
     dispatch_deadline: str | None = None
-    retry_config: RetryConfig | None = None
+    retry_config: TaskRetryConfig | None = None
     create_time: Any = None
     dispatch_count: Any = None
     response_count: Any = None
@@ -360,7 +360,7 @@ def _backoff_overrides(min_ms: int, max_ms: int, doublings: int) -> dict[str, An
     return {"backoffType": "SCHEDULE", "scheduleMs": [*delays_ms, max_ms]}
 
 
-def _parse_config_duration(config: RetryConfig, name: str) -> int:
+def _parse_config_duration(config: TaskRetryConfig, name: str) -> int:
     """Return a duration of a retry config in milliseconds; 0 if it is not given."""
     text: str | None = getattr(config, name)
     if text is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from tarry.service.api.problems import ApiError, from_decode_error, invalid
-from tarry.service.store import TaskFilter
+from tarry.service.store import StoredTaskFilter
 from tarry.service.task_search import TaskFinder, TaskSearch
 from tarry.wire.http import Problem
 from tarry.wire.tasks import RetryTaskRequest
@@ -100,6 +100,6 @@ class TaskLookup:
 
     async def find_by_key(self, tenant: str, key: str) -> Task | None:
         """Return the newest task with an idempotency key."""
-        search = TaskSearch(filter=TaskFilter(key=key))
+        search = TaskSearch(filter=StoredTaskFilter(key=key))
         page = await self._finder.find_page(tenant, search, cursor=None, limit=1)
         return page.items[0].task if page.items else None

@@ -42,7 +42,7 @@ from tarry.service.delivery.http1.connection import (
     PendingRequest,
 )
 from tarry.service.delivery.http1.connector import Connector, parse_proxy
-from tarry.service.delivery.http1.pool import ConnectionLimit, ConnectionPool
+from tarry.service.delivery.http1.pool import ConnectionLimit, HttpConnectionPool
 from tarry.service.delivery.targets import parse_target
 from tarry.wire.http import HOP_BY_HOP_HEADERS
 
@@ -110,7 +110,7 @@ class HttpDeliveryClient:
         self._deadlines = DeadlineTimer(self._clock)
         self._max_pool_connections = check_count("max_pool_connections", max_pool_connections)
         self._limit = ConnectionLimit(check_count("max_connections", max_connections))
-        self._pools: dict[tuple[str, str], ConnectionPool] = {}
+        self._pools: dict[tuple[str, str], HttpConnectionPool] = {}
         """Pools by tenant and origin: the canonical URL up to its path, such as `https://host`.
         Tenants do not share connections: one tenant's target could send a response to the request
         of another tenant, and servers may authenticate a connection instead of each request. A
@@ -148,7 +148,7 @@ class HttpDeliveryClient:
             await asyncio.wait(cancelled)
         await self._dns.close()
 
-    def _prepare(self, request: DeliveryRequest) -> tuple[ConnectionPool, bytes]:
+    def _prepare(self, request: DeliveryRequest) -> tuple[HttpConnectionPool, bytes]:
         """Return the pool for a request, and the encoded head, or raise DeliveryError."""
         url, method, body = request.url, request.method, request.body
         path_start = url.find("/", 8)  # after https://
@@ -183,7 +183,7 @@ class HttpDeliveryClient:
         except UnicodeEncodeError:
             raise DeliveryError(Fault.INVALID, "headers must be valid Unicode text") from None
 
-    def _get_pool(self, tenant: str, url: str) -> ConnectionPool:
+    def _get_pool(self, tenant: str, url: str) -> HttpConnectionPool:
         """Parse and check a URL, as when its task was added; return its pool, or raise."""
         try:
             target = parse_target(url)
@@ -210,7 +210,7 @@ class HttpDeliveryClient:
             # certificates are never shared.
             certificate = find_certificate(self._client_certificates, tenant, target)
             context = None if certificate is None else self._client_certificates[certificate]
-            pool = ConnectionPool(
+            pool = HttpConnectionPool(
                 Connector(tenant, target, self._guard, self._dns, self._tls, proxy, context),
                 self._limit,
                 self._clock,
@@ -271,7 +271,7 @@ def _create_client_context(ca_file: str | None, files: CertificateFiles) -> ssl.
     return context
 
 
-def _build_head_parts(pool: ConnectionPool, names: tuple[str, ...]) -> list[str]:
+def _build_head_parts(pool: HttpConnectionPool, names: tuple[str, ...]) -> list[str]:
     """Return the parts of a request head with these header names, or raise DeliveryError.
 
     The parts at even indexes are filled in for each request: the method, the path and the header

@@ -61,8 +61,8 @@ class _Pool(Protocol):
     max_response_bytes: int
     url_prefix: str
 
-    def release(self, connection: Connection, now: float) -> None: ...
-    def remove(self, connection: Connection) -> None: ...
+    def release(self, connection: HttpConnection, now: float) -> None: ...
+    def remove(self, connection: HttpConnection) -> None: ...
     def resend(self, pending: PendingRequest) -> None: ...
     def abort(self, pending: PendingRequest) -> None: ...
     def time_out(self, pending: PendingRequest) -> None: ...
@@ -144,7 +144,7 @@ class PendingRequest(msgspec.Struct, eq=False):
     deadline: Deadline | None = None
     connect_task: asyncio.Task[DeliveryResult | None] | None = None
     """Opens a connection for the request."""
-    connection: Connection | None = None  # on which the request was sent
+    connection: HttpConnection | None = None  # on which the request was sent
     is_resent: bool = False  # whether it was sent before, on a connection that was closed
 
     def complete(self, result: DeliveryResult | BaseException, now: float) -> None:
@@ -177,7 +177,7 @@ class PendingRequest(msgspec.Struct, eq=False):
             self.complete(asyncio.CancelledError(), self.started_at)
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """A connection to one origin, directly or through a proxy."""
 
     def __init__(self, pool: _Pool, clock: Callable[[], float]) -> None:

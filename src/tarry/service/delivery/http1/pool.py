@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tarry.service.delivery import DeliveryError, DeliveryResult, Fault
 from tarry.service.delivery.dns import DEADLINE_PAUSE_S
-from tarry.service.delivery.http1.connection import CLOSED_WITHOUT_RESPONSE, Connection
+from tarry.service.delivery.http1.connection import CLOSED_WITHOUT_RESPONSE, HttpConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,13 +28,13 @@ class ConnectionLimit:
 
     def __init__(self, limit: int) -> None:
         self._free_slots = limit
-        self.idle_connections: OrderedDict[Connection, ConnectionPool] = OrderedDict()
+        self.idle_connections: OrderedDict[HttpConnection, HttpConnectionPool] = OrderedDict()
         """The idle connections of all pools, longest idle first. One order for all pools, because a
         search through the pools of 20,000 hosts takes 0.7 ms for each new connection."""
-        self.waiting_pools: OrderedDict[ConnectionPool, None] = OrderedDict()
+        self.waiting_pools: OrderedDict[HttpConnectionPool, None] = OrderedDict()
         """Pools that wait to open a connection, first come first served."""
 
-    def acquire(self, pool: ConnectionPool) -> bool:
+    def acquire(self, pool: HttpConnectionPool) -> bool:
         """Reserve a slot for a connection and return True, or queue the pool and return False."""
         if self._free_slots:
             self._free_slots -= 1
@@ -62,7 +62,7 @@ class ConnectionLimit:
             pool.close_idle(connection)
 
 
-class ConnectionPool:
+class HttpConnectionPool:
     """The connections of one tenant to one origin, at most `max_connections`."""
 
     def __init__(
@@ -86,10 +86,10 @@ class ConnectionPool:
         self.header_lines: list[str] = []  # the header lines that every request of this pool has
         self.head_parts: dict[tuple[str, ...], list[str]] = {}
         """The parts of request heads by the names of their headers; see `HttpDeliveryClient`."""
-        self._idle_connections: dict[Connection, None] = {}  # most recently used last
-        self._connections: set[Connection] = set()
+        self._idle_connections: dict[HttpConnection, None] = {}  # most recently used last
+        self._connections: set[HttpConnection] = set()
         self._connect_tasks: dict[
-            asyncio.Task[DeliveryResult | None], tuple[PendingRequest, Connection]
+            asyncio.Task[DeliveryResult | None], tuple[PendingRequest, HttpConnection]
         ] = {}
         self._queue: deque[PendingRequest] = deque()  # requests that wait for a connection
 
@@ -118,14 +118,14 @@ class ConnectionPool:
             and len(self._connections) + len(self._connect_tasks) < self._max_connections
             and self._limit.acquire(self)
         ):
-            pending, connection = self._queue.popleft(), Connection(self, self._clock)
+            pending, connection = self._queue.popleft(), HttpConnection(self, self._clock)
             task = asyncio.get_running_loop().create_task(self._connect(pending, connection))
             pending.connect_task = task
             self._connect_tasks[task] = pending, connection
             task.add_done_callback(self._on_connect_done)
 
     async def _connect(
-        self, pending: PendingRequest, connection: Connection
+        self, pending: PendingRequest, connection: HttpConnection
     ) -> DeliveryResult | None:
         """Open a connection and send a request on it; return the result if connecting fails."""
         try:
@@ -154,7 +154,7 @@ class ConnectionPool:
         if failure is not None:
             pending.complete(failure, self._clock())
 
-    def release(self, connection: Connection, now: float) -> None:
+    def release(self, connection: HttpConnection, now: float) -> None:
         """Send the next request on a released connection, keep the connection idle, or close it."""
         age, waiting_pools = now - connection.opened_at, self._limit.waiting_pools
         if self._queue:
@@ -171,7 +171,7 @@ class ConnectionPool:
             self._idle_connections[connection] = None
             self._limit.idle_connections[connection] = self
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: HttpConnection) -> None:
         """Remove a closed connection from the pool."""
         if connection in self._connections:
             self._connections.remove(connection)
@@ -221,7 +221,7 @@ class ConnectionPool:
             self._queue.remove(pending)
             self._check_if_empty()
 
-    def close_idle(self, connection: Connection) -> None:
+    def close_idle(self, connection: HttpConnection) -> None:
         """Close an idle connection."""
         del self._idle_connections[connection]
         del self._limit.idle_connections[connection]

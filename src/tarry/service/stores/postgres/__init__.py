@@ -5,6 +5,6 @@ the connections.
 """
 
 from tarry.service.stores.postgres.database import parse_url
-from tarry.service.stores.postgres.store import PostgresStore
+from tarry.service.stores.postgres.store import PostgresTaskStore
 
-__all__ = ["PostgresStore", "parse_url"]
+__all__ = ["PostgresTaskStore", "parse_url"]

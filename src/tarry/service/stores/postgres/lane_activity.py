@@ -12,7 +12,7 @@ from tarry.service.stores.records import decode_activity, encode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from tarry.service.model import BreakerChange
+    from tarry.service.model import BreakerChangeRecord
     from tarry.service.stores.postgres.database import Database, Transaction
 
 # Without the lock, `sweep` could remove a lane meanwhile, which would violate the foreign key.
@@ -40,7 +40,7 @@ WHERE n.name = ANY($1::text[])
 _NO_ACTIVITY = LaneActivity()
 
 
-async def record_breaker_change(database: Database, lane: str, change: BreakerChange) -> None:
+async def record_breaker_change(database: Database, lane: str, change: BreakerChangeRecord) -> None:
     """Add a change of the breaker of a lane."""
     await _update(database, [lane], lambda _, activity, __: add_change(activity, change))
 

@@ -13,7 +13,7 @@ from tarry.service.store import (
     ConfiguredLimits,
     LaneLimits,
     LaneWriteStatus,
-    Page,
+    RecordPage,
 )
 from tarry.service.stores.postgres.rows import (
     decode_row,
@@ -204,7 +204,7 @@ async def add_to_budgets(
 
 async def list_lanes(
     database: Database, tenant: str | None, cursor: str | None, limit: int
-) -> Page[LaneRecord]:
+) -> RecordPage[LaneRecord]:
     """List lanes, sorted by name; the cursor is the last name of the previous page."""
     after = encode_text(cursor or "")
     if tenant is None:
@@ -213,7 +213,7 @@ async def list_lanes(
         name = encode_optional(tenant)
         rows = await database.fetch(_LIST_LANES_OF_TENANT, after, limit + 1, name)
     lanes = [decode_row(tuple(row), LaneRecord) for row in rows[:limit]]
-    return Page(lanes, lanes[-1].name if len(rows) > limit and lanes else None)
+    return RecordPage(lanes, lanes[-1].name if len(rows) > limit and lanes else None)
 
 
 async def get_lane(database: Database, name: str) -> LaneRecord | None:

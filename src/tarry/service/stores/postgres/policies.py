@@ -11,8 +11,8 @@ from tarry.service.store import (
     MAX_LANE_SIGNING_SECRETS,
     MAX_PAGE_BYTES,
     MAX_SIGNING_SECRETS,
-    Page,
     PolicyWriteStatus,
+    RecordPage,
 )
 from tarry.service.stores.postgres.rows import decode_row, encode_optional, encode_text
 
@@ -140,7 +140,7 @@ async def get_policy(
 
 async def list_policies(
     database: Database, tenant: str, cursor: str | None, limit: int
-) -> Page[PolicyVersion]:
+) -> RecordPage[PolicyVersion]:
     """List the newest version of each policy; the cursor is the previous page's last policy id."""
     after = encode_text(cursor or "")
     policies: list[PolicyVersion] = []
@@ -148,10 +148,10 @@ async def list_policies(
     rows = await database.fetch(_LIST_POLICIES, encode_text(tenant), after, limit + 1)
     for row in rows:
         if len(policies) == limit or page_bytes >= MAX_PAGE_BYTES:
-            return Page(policies, policies[-1].id)
+            return RecordPage(policies, policies[-1].id)
         policies.append(decode_row(tuple(row), PolicyVersion))
         page_bytes += len(policies[-1].document)
-    return Page(policies, None)
+    return RecordPage(policies, None)
 
 
 async def delete_policy(database: Database, tenant: str, policy_id: str) -> PolicyWriteStatus:

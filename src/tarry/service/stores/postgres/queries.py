@@ -12,7 +12,7 @@ from tarry.service.store import (
     AttemptsOfMinute,
     Counters,
     DueLane,
-    Page,
+    RecordPage,
 )
 from tarry.service.stores.postgres.functions.constants import (
     FINISHED_COLUMNS,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tarry.service.model import AttemptRecord, Task
-    from tarry.service.store import TaskFilter
+    from tarry.service.store import StoredTaskFilter
     from tarry.service.stores.postgres.database import Database
 
 MINUTE_MS = 60_000
@@ -210,8 +210,8 @@ async def list_attempts(
 
 
 async def list_attempts_of_tasks(
-    database: Database, tenant: str, task_filter: TaskFilter, cursor: str | None, limit: int
-) -> Page[tuple[str, AttemptRecord]]:
+    database: Database, tenant: str, task_filter: StoredTaskFilter, cursor: str | None, limit: int
+) -> RecordPage[tuple[str, AttemptRecord]]:
     """List attempts, newest task first; the cursor is `seq` and number of the last attempt."""
     last_seq, last_number, task_cursor = 0, 0, None
     if cursor is not None:
@@ -222,11 +222,11 @@ async def list_attempts_of_tasks(
     rows = await database.fetch(_ATTEMPTS_OF_TASKS, page.items, last_seq, last_number, limit)
     items = [(task_id, decode_attempt(*attempt)) for _, task_id, *attempt in map(tuple, rows)]
     if len(items) == limit:
-        return Page(items, f"{rows[-1][0]}-{items[-1][1].number}")
+        return RecordPage(items, f"{rows[-1][0]}-{items[-1][1].number}")
     if page.cursor is None:
-        return Page(items, None)
+        return RecordPage(items, None)
     # Continue before the first attempt of the next older task.
-    return Page(items, f"{int(page.cursor) - 1}-0")
+    return RecordPage(items, f"{int(page.cursor) - 1}-0")
 
 
 async def last_attempts(
@@ -248,16 +248,16 @@ async def _last_attempts(database: Database, seqs: Sequence[int]) -> dict[int, A
 async def list_tasks(
     database: Database,
     tenant: str,
-    task_filter: TaskFilter,
+    task_filter: StoredTaskFilter,
     cursor: str | None,
     limit: int,
     *,
     oldest_first: bool = False,
-) -> Page[Task]:
+) -> RecordPage[Task]:
     """List tasks; the cursor is the last `seq` read for the previous page."""
     page = await find_tasks(database, tenant, task_filter, cursor, limit, oldest_first=oldest_first)
     if not page.items:
-        return Page([], page.cursor)
+        return RecordPage([], page.cursor)
     tenant_id = await database.fetch_value(
         "SELECT id FROM tarry.tenant WHERE name = $1", encode_text(tenant)
     )
@@ -273,11 +273,11 @@ async def list_tasks(
             tasks.append(decode_task(tuple(row_of_seq[seq])))
             page_bytes += len(tasks[-1].packed_content)
             if page_bytes >= MAX_PAGE_BYTES and seq != page.items[-1]:
-                return Page(tasks, str(seq))
-    return Page(tasks, page.cursor)
+                return RecordPage(tasks, str(seq))
+    return RecordPage(tasks, page.cursor)
 
 
-async def count_tasks(database: Database, tenant: str, task_filter: TaskFilter) -> int:
+async def count_tasks(database: Database, tenant: str, task_filter: StoredTaskFilter) -> int:
     """Count tasks in steps of bounded size."""
     count, cursor = 0, None
     while True:
@@ -293,12 +293,12 @@ async def count_tasks(database: Database, tenant: str, task_filter: TaskFilter) 
 async def find_tasks(
     database: Database,
     tenant: str,
-    task_filter: TaskFilter,
+    task_filter: StoredTaskFilter,
     cursor: str | None,
     limit: int,
     *,
     oldest_first: bool,
-) -> Page[int]:
+) -> RecordPage[int]:
     """Find the `seq` of matching tasks; see `list_tasks`."""
     position = None if cursor is None else parse_cursor(cursor)
     tenant_id, lane_id, policy_id = await database.fetch_row(
@@ -310,7 +310,7 @@ async def find_tasks(
     is_lane_unknown = task_filter.lane is not None and lane_id is None
     is_policy_unknown = task_filter.policy_id is not None and policy_id is None
     if tenant_id is None or is_lane_unknown or is_policy_unknown:
-        return Page([], None)
+        return RecordPage([], None)
     wanted_lanes = None if lane_id is None else {lane_id}
     if task_filter.lane_prefix is not None:
         prefix = encode_text(task_filter.lane_prefix)
@@ -335,11 +335,13 @@ async def find_tasks(
     ]
     matching = await _match_decoded(database, matching, task_filter)
     if len(matching) > limit:
-        return Page(matching[:limit], str(matching[limit - 1]))
-    return Page(matching, str(rows[-1][0]) if len(rows) == row_limit else None)
+        return RecordPage(matching[:limit], str(matching[limit - 1]))
+    return RecordPage(matching, str(rows[-1][0]) if len(rows) == row_limit else None)
 
 
-async def _match_decoded(database: Database, seqs: list[int], task_filter: TaskFilter) -> list[int]:
+async def _match_decoded(
+    database: Database, seqs: list[int], task_filter: StoredTaskFilter
+) -> list[int]:
     """Return the tasks that match the functions of a filter that decode them."""
     matches_attempt, matches_content = task_filter.matches_attempt, task_filter.matches_content
     if matches_attempt is not None:
@@ -356,7 +358,7 @@ async def _match_decoded(database: Database, seqs: list[int], task_filter: TaskF
 
 
 async def _seq_range(
-    database: Database, tenant_id: int, task_filter: TaskFilter
+    database: Database, tenant_id: int, task_filter: StoredTaskFilter
 ) -> tuple[int, int]:
     """Return exclusive limits of the `seq` of tasks with the wanted key and day of creation."""
     after, before = -1, AFTER_ALL_ROWS

@@ -1,4 +1,4 @@
-"""`PostgresStore`: implements `tarry.service.store.Store` with a PostgreSQL database."""
+"""`PostgresTaskStore`: implements `tarry.service.store.Store` with a PostgreSQL database."""
 
 # ruff: noqa: D102 - the methods are documented in `tarry.service.store.Store`
 
@@ -71,7 +71,7 @@ SELECT record, seen_at FROM tarry.worker WHERE seen_at > tarry.now_1($1) - $2 OR
 """
 
 
-class PostgresStore:
+class PostgresTaskStore:
     """A store in the PostgreSQL database of a URL; the tables are created by `open`.
 
     `clock` returns epoch milliseconds, for tests. By default the clock of the server applies, so
@@ -253,13 +253,13 @@ class PostgresStore:
 
     async def list_lanes(
         self, tenant: str | None, *, cursor: str | None = None, limit: int = 100
-    ) -> store.Page[model.LaneRecord]:
+    ) -> store.RecordPage[model.LaneRecord]:
         return await lanes.list_lanes(self.database, tenant, cursor, limit)
 
     async def get_lane(self, name: str) -> model.LaneRecord | None:
         return await lanes.get_lane(self.database, name)
 
-    async def record_breaker_change(self, lane: str, change: model.BreakerChange) -> None:
+    async def record_breaker_change(self, lane: str, change: model.BreakerChangeRecord) -> None:
         await lane_activity.record_breaker_change(self.database, lane, change)
 
     async def record_latencies(self, counts_by_lane: dict[str, dict[str, int]]) -> None:
@@ -274,17 +274,17 @@ class PostgresStore:
     async def list_tasks(
         self,
         tenant: str,
-        task_filter: store.TaskFilter,
+        task_filter: store.StoredTaskFilter,
         *,
         cursor: str | None = None,
         limit: int = 100,
         oldest_first: bool = False,
-    ) -> store.Page[model.Task]:
+    ) -> store.RecordPage[model.Task]:
         return await queries.list_tasks(
             self.database, tenant, task_filter, cursor, limit, oldest_first=oldest_first
         )
 
-    async def count_tasks(self, tenant: str, task_filter: store.TaskFilter) -> int:
+    async def count_tasks(self, tenant: str, task_filter: store.StoredTaskFilter) -> int:
         return await queries.count_tasks(self.database, tenant, task_filter)
 
     async def last_attempts(
@@ -300,11 +300,11 @@ class PostgresStore:
     async def list_attempts_of_tasks(
         self,
         tenant: str,
-        task_filter: store.TaskFilter,
+        task_filter: store.StoredTaskFilter,
         *,
         cursor: str | None = None,
         limit: int = 100,
-    ) -> store.Page[tuple[str, model.AttemptRecord]]:
+    ) -> store.RecordPage[tuple[str, model.AttemptRecord]]:
         return await queries.list_attempts_of_tasks(
             self.database, tenant, task_filter, cursor, limit
         )
@@ -367,7 +367,7 @@ class PostgresStore:
 
     async def list_policies(
         self, tenant: str, *, cursor: str | None = None, limit: int = 100
-    ) -> store.Page[model.PolicyVersion]:
+    ) -> store.RecordPage[model.PolicyVersion]:
         return await policies.list_policies(self.database, tenant, cursor, limit)
 
     async def delete_policy(self, tenant: str, policy_id: str) -> store.PolicyWriteStatus:
@@ -455,7 +455,7 @@ class PostgresStore:
 
     async def export_records(
         self, kind: store.RecordKind, *, cursor: str | None = None, limit: int = 1000
-    ) -> store.Page[Any]:
+    ) -> store.RecordPage[Any]:
         return await transfer.export_records(self.database, kind, cursor, limit)
 
     async def import_records(self, kind: store.RecordKind, records: Sequence[Any]) -> None:

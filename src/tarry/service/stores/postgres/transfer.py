@@ -17,9 +17,9 @@ from tarry.service.model import (
 from tarry.service.store import (
     MAX_PAGE_BYTES,
     DeletedPolicy,
-    LaneState,
-    Page,
+    LaneExport,
     RecordKind,
+    RecordPage,
     ReplayedTask,
     TaskAttempt,
     TransferMark,
@@ -46,7 +46,7 @@ from tarry.service.stores.postgres.rows import (
 from tarry.service.stores.postgres.schema import SEQ_DAY_BITS
 from tarry.service.stores.records import (
     LANE_FIELD_COUNT,
-    build_lane_state,
+    build_lane_export,
     decode_replay_for_export,
     decode_transfer_mark,
     encode,
@@ -226,7 +226,7 @@ INSERT INTO tarry.transfer VALUES (1, $1) ON CONFLICT (id) DO UPDATE SET mark = 
 
 async def export_records(
     database: Database, kind: RecordKind, cursor: str | None, limit: int
-) -> Page[Any]:
+) -> RecordPage[Any]:
     """Return a page of records; the cursor is the key of the last row, in JSON."""
     statement, key = _EXPORTS[kind]
     if cursor is not None:
@@ -242,14 +242,14 @@ async def export_records(
             page_bytes += sum(len(value) for value in row if isinstance(value, bytes))
             key = list(row[-len(key) :])
             if page_bytes >= MAX_PAGE_BYTES or len(items) == limit:
-                return Page(items, json.dumps(key))
+                return RecordPage(items, json.dumps(key))
         if len(rows) < chunk:
-            return Page(items, None)
+            return RecordPage(items, None)
 
 
-def _decode_lane(row: Row) -> LaneState:
+def _decode_lane(row: Row) -> LaneExport:
     lane = decode_row(row[:LANE_FIELD_COUNT], LaneRecord)
-    return build_lane_state(lane, *row[LANE_FIELD_COUNT:-1])
+    return build_lane_export(lane, *row[LANE_FIELD_COUNT:-1])
 
 
 _DECODERS: dict[RecordKind, Callable[[Row], Any]] = {
@@ -318,7 +318,7 @@ async def _import_signing_secrets(tx: Transaction, secrets: Sequence[SigningSecr
         )
 
 
-async def _import_lanes(tx: Transaction, lanes: Sequence[LaneState]) -> None:
+async def _import_lanes(tx: Transaction, lanes: Sequence[LaneExport]) -> None:
     for state in lanes:
         lane = state.lane
         name = encode_text(lane.name)

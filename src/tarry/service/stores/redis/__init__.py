@@ -12,6 +12,6 @@ the same hash tag, so that one Lua script can change them at once, also in a Clu
     durability    checks of the server's configuration
 """
 
-from tarry.service.stores.redis.store import RedisStore
+from tarry.service.stores.redis.store import RedisTaskStore
 
-__all__ = ["RedisStore"]
+__all__ = ["RedisTaskStore"]

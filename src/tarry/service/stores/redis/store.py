@@ -1,4 +1,4 @@
-"""`RedisStore`: implements `tarry.service.store.Store` with Redis or Valkey.
+"""`RedisTaskStore`: implements `tarry.service.store.Store` with Redis or Valkey.
 
 A tenant is in one partition, so a call for one tenant is one script. Calls for all tenants run a
 script on each partition. API keys, the leader, the registry of workers and the series are in
@@ -22,7 +22,7 @@ from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.model import (
     MAX_ATTEMPT_NUMBER,
     ApiKeyRecord,
-    BreakerChange,
+    BreakerChangeRecord,
     LaneActivity,
     PolicyVersion,
     ReplayRecord,
@@ -59,8 +59,8 @@ from tarry.service.store import (
     LaneLimits,
     LaneWriteStatus,
     NewTask,
-    Page,
     PolicyWriteStatus,
+    RecordPage,
     RetryNowStatus,
     SeriesPoint,
     StoreLost,
@@ -112,7 +112,7 @@ if TYPE_CHECKING:
         RecordKind,
         Release,
         Retention,
-        TaskFilter,
+        StoredTaskFilter,
         TaskResult,
     )
     from tarry.service.stores.redis.cluster import NodeAddress
@@ -143,7 +143,7 @@ _MISSING_ID = to_raw(b"")
 _ATTEMPT_NUMBER_BITS = MAX_ATTEMPT_NUMBER.bit_length()
 
 
-class RedisStore:
+class RedisTaskStore:
     """A store at a URL such as `redis://host:6379/0` or `redis+cluster://host:6379`.
 
     `clock` returns epoch milliseconds, for tests; the default is the clock of the server. If
@@ -576,14 +576,14 @@ class RedisStore:
 
     async def list_lanes(
         self, tenant: str | None, *, cursor: str | None = None, limit: int = 100
-    ) -> Page[LaneRecord]:
+    ) -> RecordPage[LaneRecord]:
         partitions = self._partitions_of(tenant)
         pages = await _gather(
             self._read_lanes(partition, tenant, cursor or "", limit + 1) for partition in partitions
         )
         lanes = sorted((lane for page in pages for lane, _ in page), key=lambda lane: lane.name)
         records = [lane.to_record() for lane in lanes[:limit]]
-        return Page(records, records[-1].name if len(lanes) > limit and records else None)
+        return RecordPage(records, records[-1].name if len(lanes) > limit and records else None)
 
     def _partitions_of(self, tenant: str | None) -> Sequence[int]:
         return range(self._partition_count) if tenant is None else [self.partition_of(tenant)]
@@ -611,7 +611,7 @@ class RedisStore:
         reply = await self._run_on_lane(name, "lanes", "", "", 1, name)
         return decode_lane(reply[0][0]).to_record() if reply else None
 
-    async def record_breaker_change(self, lane: str, change: BreakerChange) -> None:
+    async def record_breaker_change(self, lane: str, change: BreakerChangeRecord) -> None:
         values = (change.at, change.before, change.after, change.reason)
         arguments = ("change", lane, values, MAX_BREAKER_CHANGES)
         await self._run_on_lane(lane, "lane_activity", *arguments)
@@ -650,7 +650,7 @@ class RedisStore:
     def _scan(
         self,
         tenant: str,
-        task_filter: TaskFilter,
+        task_filter: StoredTaskFilter,
         position: int | None = None,
         *,
         oldest_first: bool = False,
@@ -667,17 +667,17 @@ class RedisStore:
     async def list_tasks(
         self,
         tenant: str,
-        task_filter: TaskFilter,
+        task_filter: StoredTaskFilter,
         *,
         cursor: str | None = None,
         limit: int = 100,
         oldest_first: bool = False,
-    ) -> Page[Task]:
+    ) -> RecordPage[Task]:
         position = None if cursor is None else parse_cursor(cursor)
         scan = self._scan(tenant, task_filter, position, oldest_first=oldest_first)
         return await scan.list_tasks(limit)
 
-    async def count_tasks(self, tenant: str, task_filter: TaskFilter) -> int:
+    async def count_tasks(self, tenant: str, task_filter: StoredTaskFilter) -> int:
         return await self._scan(tenant, task_filter).count()
 
     async def last_attempts(self, tenant: str, task_ids: Sequence[str]) -> dict[str, AttemptRecord]:
@@ -701,11 +701,11 @@ class RedisStore:
     async def list_attempts_of_tasks(
         self,
         tenant: str,
-        task_filter: TaskFilter,
+        task_filter: StoredTaskFilter,
         *,
         cursor: str | None = None,
         limit: int = 100,
-    ) -> Page[tuple[str, AttemptRecord]]:
+    ) -> RecordPage[tuple[str, AttemptRecord]]:
         # A cursor is the number of a task and the number of its last attempt in one integer.
         last = None if cursor is None else parse_cursor(cursor)
         position = None if last is None else (last >> _ATTEMPT_NUMBER_BITS) + 1
@@ -726,11 +726,11 @@ class RedisStore:
                 ]
         if len(items) == limit:
             task_id, attempt = items[-1]
-            return Page(items, str(numbers[task_id] << _ATTEMPT_NUMBER_BITS | attempt.number))
+            return RecordPage(items, str(numbers[task_id] << _ATTEMPT_NUMBER_BITS | attempt.number))
         if page.cursor is None:
-            return Page(items, None)
+            return RecordPage(items, None)
         # Continue before the first attempt of the next older task.
-        return Page(items, str(int(page.cursor) - 1 << _ATTEMPT_NUMBER_BITS))
+        return RecordPage(items, str(int(page.cursor) - 1 << _ATTEMPT_NUMBER_BITS))
 
     async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:
         packed_id = pack_id(task_id)
@@ -834,11 +834,11 @@ class RedisStore:
 
     async def list_policies(
         self, tenant: str, *, cursor: str | None = None, limit: int = 100
-    ) -> Page[PolicyVersion]:
+    ) -> RecordPage[PolicyVersion]:
         arguments = ("list", tenant, cursor or "", limit, MAX_PAGE_BYTES)
         status, *fields = await self._run(tenant, "policies", *arguments)
         policies = to_policies(tenant, fields)
-        return Page(policies, policies[-1].id if status == b"more" and policies else None)
+        return RecordPage(policies, policies[-1].id if status == b"more" and policies else None)
 
     async def delete_policy(self, tenant: str, policy_id: str) -> PolicyWriteStatus:
         [status] = await self._run(tenant, "policies", "delete", tenant, policy_id)
@@ -897,7 +897,7 @@ class RedisStore:
 
     async def export_records(
         self, kind: RecordKind, *, cursor: str | None = None, limit: int = 1000
-    ) -> Page[Any]:
+    ) -> RecordPage[Any]:
         return await self._transfer().export_records(kind, cursor, limit)
 
     async def import_records(self, kind: RecordKind, records: Sequence[Any]) -> None:

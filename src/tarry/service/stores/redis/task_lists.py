@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tarry.service.store import MAX_PAGE_BYTES, Page
+from tarry.service.store import MAX_PAGE_BYTES, RecordPage
 from tarry.service.stores.records import decode_attempt
 from tarry.service.stores.redis.codec import TASK_LENGTH, decode_task, pack_id, unpack_id
 
 if TYPE_CHECKING:
     from tarry.service.model import Task
-    from tarry.service.store import TaskFilter
+    from tarry.service.store import StoredTaskFilter
     from tarry.service.stores.redis.connection import RedisConnection
 
 MAX_SCANNED_TASKS = 2000
@@ -55,7 +55,7 @@ class TaskScan:
         connection: RedisConnection,
         partition: int,
         tenant: str,
-        task_filter: TaskFilter,
+        task_filter: StoredTaskFilter,
         *,
         position: int | None = None,
         oldest_first: bool = False,
@@ -80,16 +80,16 @@ class TaskScan:
         elif number is not None:
             self._before = min(number, _AFTER_ALL_TASKS)
 
-    async def list_tasks(self, limit: int) -> Page[Task]:
+    async def list_tasks(self, limit: int) -> RecordPage[Task]:
         """Return a page of tasks; the cursor is the number of the last task of the page."""
         page = await self._list_numbered_tasks(limit)
-        return Page([task for _, task in page.items], page.cursor)
+        return RecordPage([task for _, task in page.items], page.cursor)
 
-    async def list_ids(self, limit: int) -> Page[tuple[int, str]]:
+    async def list_ids(self, limit: int) -> RecordPage[tuple[int, str]]:
         """Return a page of the numbers and ids of tasks."""
         if self.has_functions:
             page = await self._list_numbered_tasks(limit)
-            return Page([(number, task.id) for number, task in page.items], page.cursor)
+            return RecordPage([(number, task.id) for number, task in page.items], page.cursor)
         ids: list[tuple[int, str]] = []
         read_count = 0
         while True:
@@ -98,13 +98,13 @@ class TaskScan:
             pairs = zip(step.values[::2], step.values[1::2], strict=True)
             ids += [(number, unpack_id(packed_id)) for packed_id, number in pairs]
             if len(ids) > limit:
-                return Page(ids[:limit], str(ids[limit - 1][0]))
+                return RecordPage(ids[:limit], str(ids[limit - 1][0]))
             if step.is_complete:
-                return Page(ids, None)
+                return RecordPage(ids, None)
             if read_count >= MAX_SCANNED_TASKS:
-                return Page(ids, str(self.last_number))
+                return RecordPage(ids, str(self.last_number))
 
-    async def _list_numbered_tasks(self, limit: int) -> Page[tuple[int, Task]]:
+    async def _list_numbered_tasks(self, limit: int) -> RecordPage[tuple[int, Task]]:
         items: list[tuple[int, Task]] = []
         page_bytes = read_count = 0
         max_read = MAX_DECODED_TASKS if self.has_functions else max(MAX_SCANNED_TASKS, limit + 1)
@@ -115,19 +115,19 @@ class TaskScan:
                 # Only check whether another task matches: then the page has a cursor.
                 step = await self._read("ids", _STEP_SIZE, 1)
                 if step.found_count:
-                    return Page(items, str(items[-1][0]))
+                    return RecordPage(items, str(items[-1][0]))
             else:
                 step, found = await self._read_tasks(limit - len(items))
             for number, task in found:
                 if len(items) >= limit or page_bytes >= MAX_PAGE_BYTES:
-                    return Page(items, str(items[-1][0]))
+                    return RecordPage(items, str(items[-1][0]))
                 items.append((number, task))
                 page_bytes += len(task.packed_content)
             read_count += step.read_count
             if step.is_complete:
-                return Page(items, None)
+                return RecordPage(items, None)
             if read_count >= max_read:
-                return Page(items, str(self.last_number))
+                return RecordPage(items, str(self.last_number))
 
     async def count(self) -> int:
         """Return the number of matching tasks."""
@@ -187,7 +187,7 @@ class TaskScan:
         return _Step(read_count, found_count, bool(is_complete), values)
 
 
-def _to_script_filter(task_filter: TaskFilter) -> dict[str, Any]:
+def _to_script_filter(task_filter: StoredTaskFilter) -> dict[str, Any]:
     """Return the fields of a filter that are set, as an argument of a script."""
     fields = {name: getattr(task_filter, name) for name in _FILTER_FIELDS}
     fields = {name: value for name, value in fields.items() if value is not None}

@@ -16,15 +16,15 @@ from tarry.errors import ConfigurationError
 from tarry.service.store import (
     MAX_PAGE_BYTES,
     DeletedPolicy,
-    LaneState,
-    Page,
+    LaneExport,
     RecordKind,
+    RecordPage,
     ReplayedTask,
+    StoredTaskFilter,
     TaskAttempt,
-    TaskFilter,
 )
 from tarry.service.stores.records import (
-    build_lane_state,
+    build_lane_export,
     decode_attempt,
     decode_replay,
     decode_replay_for_export,
@@ -87,7 +87,9 @@ class RecordTransfer:
             RecordKind.REPLAYED_TASK: self._export_replayed_tasks,
         }
 
-    async def export_records(self, kind: RecordKind, cursor: str | None, limit: int) -> Page[Any]:
+    async def export_records(
+        self, kind: RecordKind, cursor: str | None, limit: int
+    ) -> RecordPage[Any]:
         """Return a page of records; it ends with a step that found some."""
         partition, tenant, position = self._parse_cursor(cursor)
         while partition < self._partition_count:
@@ -107,8 +109,8 @@ class RecordTransfer:
                 partition += 1
             if items:
                 next_cursor = msgspec.json.encode([partition, tenant, position]).decode()
-                return Page(items, next_cursor if partition < self._partition_count else None)
-        return Page([], None)
+                return RecordPage(items, next_cursor if partition < self._partition_count else None)
+        return RecordPage([], None)
 
     def _parse_cursor(self, cursor: str | None) -> tuple[int, str | None, Any]:
         if cursor is None:
@@ -154,7 +156,7 @@ class RecordTransfer:
             self._connection,
             partition,
             tenant,
-            TaskFilter(),
+            StoredTaskFilter(),
             position=position,
             oldest_first=True,
         )
@@ -206,11 +208,11 @@ class RecordTransfer:
     async def _export_lanes(self, partition: int, position: Any, limit: int) -> ExportedPage:
         first = to_raw(b"(" + (position or "").encode())
         reply = await self._run(partition, "lanes", first, "+", limit)
-        lanes: list[LaneState] = []
+        lanes: list[LaneExport] = []
         for packed, _, limits in reply:
             lane = decode_lane(packed)
             values = (lane.rate, lane.concurrency, lane.budget, lane.budget_at)
-            lanes.append(build_lane_state(lane.to_record(), limits, *values))
+            lanes.append(build_lane_export(lane.to_record(), limits, *values))
         return lanes, lanes[-1].lane.name if len(lanes) == limit else None
 
     async def _export_replays(self, partition: int, position: Any, limit: int) -> ExportedPage:
@@ -270,7 +272,7 @@ def _import_secret(secret: SigningSecretRecord) -> tuple[str | None, Any, bytes]
     return secret.tenant, packed, encode(secret)
 
 
-def _import_lane(state: LaneState) -> tuple[str | None, Any, bytes]:
+def _import_lane(state: LaneExport) -> tuple[str | None, Any, bytes]:
     lane = state.lane
     packed = (
         lane.name,

@@ -1,7 +1,7 @@
 """The store in a SQLite file: for one machine, without a server to start.
 
-`SqliteStore` reads in one thread, and writes in another thread or process. Operations that arrive
-while a transaction is committed share the next transaction.
+`SqliteTaskStore` reads in one thread, and writes in another thread or process. Operations that
+arrive while a transaction is committed share the next transaction.
 
     store                       the methods of `tarry.service.store.Store`
     executor, writer_process    run operations outside the event loop, in groups
@@ -13,7 +13,7 @@ while a transaction is committed share the next transaction.
     worker_locks                which worker processes are alive, and which is the leader
 """
 
-from tarry.service.stores.sqlite.database import IN_MEMORY, Database
-from tarry.service.stores.sqlite.store import SqliteStore
+from tarry.service.stores.sqlite.database import IN_MEMORY, SqliteDatabase
+from tarry.service.stores.sqlite.store import SqliteTaskStore
 
-__all__ = ["IN_MEMORY", "Database", "SqliteStore"]
+__all__ = ["IN_MEMORY", "SqliteDatabase", "SqliteTaskStore"]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from tarry.service.model import Task
     from tarry.service.store import LeaseTerms, NewTask
-    from tarry.service.stores.sqlite.transaction import LaneRow, Transaction
+    from tarry.service.stores.sqlite.transaction import LaneRow, WriteTransaction
 
 _FIND_BY_KEY = SELECT_TASK + "WHERE s.seq = (SELECT seq FROM task WHERE tenant = ? AND key = ?)"
 _FIND_CANCELLED = f"""
@@ -98,7 +98,7 @@ def to_add_results(
 
 
 def add(
-    tx: Transaction,
+    tx: WriteTransaction,
     tasks: Sequence[NewTask],
     terms: LeaseTerms | None,
     quota: int | None,
@@ -124,7 +124,7 @@ def add(
 
 
 def _add_within_quota(
-    tx: Transaction,
+    tx: WriteTransaction,
     new: NewTask,
     terms: LeaseTerms | None,
     quota: int | None,
@@ -140,7 +140,7 @@ def _add_within_quota(
 
 
 def _quota_rejection(
-    tx: Transaction, tasks: Sequence[NewTask], quota: int | None, lane_quota: int | None
+    tx: WriteTransaction, tasks: Sequence[NewTask], quota: int | None, lane_quota: int | None
 ) -> AddStatus | None:
     """Return the status for a quota that the tenant of these tasks would exceed, or None.
 
@@ -162,7 +162,7 @@ def _quota_rejection(
 
 
 def add_without_quota(
-    tx: Transaction, tasks: Sequence[NewTask], terms: LeaseTerms | None
+    tx: WriteTransaction, tasks: Sequence[NewTask], terms: LeaseTerms | None
 ) -> list[InitialState | AddResult]:
     """Add tasks, however many live tasks and lanes their tenants have."""
     tenant_ids = [tx.names.tenant_id(new.task.tenant) for new in tasks]
@@ -181,7 +181,7 @@ def add_without_quota(
 
 
 def _insert_tasks(
-    tx: Transaction, tasks: Sequence[NewTask], tenant_ids: Sequence[int]
+    tx: WriteTransaction, tasks: Sequence[NewTask], tenant_ids: Sequence[int]
 ) -> list[int | None]:
     """Insert rows into `task`; return the `seq` of each, or None if its key or id is not new."""
     now = tx.now
@@ -203,7 +203,7 @@ def _insert_tasks(
 
 
 def _delete_cancelled(
-    tx: Transaction,
+    tx: WriteTransaction,
     tasks: Sequence[NewTask],
     tenant_ids: Sequence[int],
     seqs: Sequence[int | None],
@@ -223,7 +223,7 @@ def _delete_cancelled(
 
 
 def _inserted_seqs(
-    tx: Transaction, chunk: Sequence[NewTask], cursor: sqlite3.Cursor
+    tx: WriteTransaction, chunk: Sequence[NewTask], cursor: sqlite3.Cursor
 ) -> Sequence[int | None]:
     """Return the `seq` of each task of a chunk, or None if it was not inserted.
 
@@ -243,7 +243,7 @@ def _inserted_seqs(
 
 
 def _insert_states(
-    tx: Transaction,
+    tx: WriteTransaction,
     tasks: Sequence[NewTask],
     tenant_ids: Sequence[int],
     seqs: Sequence[int | None],
@@ -297,7 +297,7 @@ def _insert_states(
     return states
 
 
-def _find_existing(tx: Transaction, tenant_id: int, task: Task) -> AddResult | None:
+def _find_existing(tx: WriteTransaction, tenant_id: int, task: Task) -> AddResult | None:
     row = tx.execute(_FIND_BY_KEY, (tenant_id, task.key)).fetchone()
     if row is None:
         return None

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from tarry.service.model import Task
     from tarry.service.store import LeaseTerms
-    from tarry.service.stores.sqlite.transaction import LaneRow, Transaction
+    from tarry.service.stores.sqlite.transaction import LaneRow, WriteTransaction
 
     Row = tuple[Any, ...]
 
@@ -107,7 +107,11 @@ _PUT_TENANT_TO_SLEEP = (
 
 
 def claim(
-    tx: Transaction, terms: LeaseTerms, limit: int, per_lane: int, lane_limits: Mapping[str, int]
+    tx: WriteTransaction,
+    terms: LeaseTerms,
+    limit: int,
+    per_lane: int,
+    lane_limits: Mapping[str, int],
 ) -> ClaimResult:
     """Lease up to `limit` tasks; see `Store.claim`."""
     tx.flush()  # the statements below read lanes from the file
@@ -138,7 +142,7 @@ def claim(
 
 
 def _find_claimable(
-    tx: Transaction, rotation: ClaimRotation, lane: LaneRow, terms: LeaseTerms, limit: int
+    tx: WriteTransaction, rotation: ClaimRotation, lane: LaneRow, terms: LeaseTerms, limit: int
 ) -> list[Row]:
     """Return the rows of up to `limit` tasks of a lane that may be leased; see `Store.claim`."""
     now, is_half_open = tx.now, lane.parked_until is not None
@@ -172,7 +176,7 @@ def _find_claimable(
 
 
 def _lease_rows(
-    tx: Transaction, lane: LaneRow, terms: LeaseTerms, rows: list[Row], renewed: list[Task]
+    tx: WriteTransaction, lane: LaneRow, terms: LeaseTerms, rows: list[Row], renewed: list[Task]
 ) -> list[tuple[int, int, Task]]:
     """Lease the tasks in `rows`; return due time, `seq` and task of each leased task.
 
@@ -203,7 +207,7 @@ def _lease_rows(
     return leased
 
 
-def _end_lost_attempt(tx: Transaction, task: Task, row: Row) -> bool:
+def _end_lost_attempt(tx: WriteTransaction, task: Task, row: Row) -> bool:
     """Log the attempt of an expired lease as lost; return whether the task is now CANCELLED."""
     task.attempts += 1
     task.lost_attempts += 1
@@ -229,7 +233,7 @@ class ClaimRotation:
     """
 
     def __init__(
-        self, tx: Transaction, horizon_ms: int, limit: int, lane_limits: Mapping[str, int]
+        self, tx: WriteTransaction, horizon_ms: int, limit: int, lane_limits: Mapping[str, int]
     ) -> None:
         self._tx = tx
         self._horizon_ms = horizon_ms

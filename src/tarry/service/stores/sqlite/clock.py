@@ -40,7 +40,7 @@ def read_boot_id() -> int | None:
 class AnchoredClock:
     """Returns epoch milliseconds; they do not jump when the clock of the machine is set.
 
-    `Database` loads or stores the offset when it opens a file. If `logs_deviation` is true, a
+    `SqliteDatabase` loads or stores the offset when it opens a file. If `logs_deviation` is true, a
     deviation from the wall clock is logged, once for each change.
     """
 

@@ -34,7 +34,7 @@ from tarry.runtime.retry import call
 from tarry.runtime.sqlite import begin_write, is_busy_error
 from tarry.service.stores.sqlite import schema
 from tarry.service.stores.sqlite.clock import AnchoredClock
-from tarry.service.stores.sqlite.transaction import InternedNames, ReadTransaction, Transaction
+from tarry.service.stores.sqlite.transaction import InternedNames, ReadTransaction, WriteTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     Clock = Callable[[], int]
     """Returns epoch milliseconds."""
-    Operation = Callable[[Transaction], Any]
+    Operation = Callable[[WriteTransaction], Any]
     Query = Callable[[ReadTransaction], Any]
     Answer = tuple[Any, Exception | None]
     """The value that an operation or query returned, or the error that it raised."""
@@ -108,7 +108,7 @@ def _database_error_code(error: BaseException) -> int | None:
     return None if code in _INVALID_OPERATION_CODES else code
 
 
-class Database:
+class SqliteDatabase:
     """One connection to the file at `path`; `clock` returns epoch milliseconds.
 
     The connection is opened on first use. It is closed after an error that may have made it
@@ -122,7 +122,7 @@ class Database:
         path: StorePath,
         clock: Clock,
         worker_lock: WorkerLock | None = None,
-        reader: Database | None = None,
+        reader: SqliteDatabase | None = None,
     ) -> None:
         self.path = path
         self.worker_lock = worker_lock
@@ -291,7 +291,7 @@ class Database:
             self.replace_deleted_wal()
         names.clear_if_outdated()
         # The clock is read under the write lock, so that later transactions have later times.
-        tx = Transaction(connection, names, self._clock(), self.worker_lock)
+        tx = WriteTransaction(connection, names, self._clock(), self.worker_lock)
         values = [operation(tx) for operation in operations]
         tx.flush()
         connection.execute("COMMIT")
@@ -417,7 +417,7 @@ def _connect(path: StorePath) -> sqlite3.Connection:
     connection = sqlite3.connect(
         path,
         timeout=_BUSY_TIMEOUT_MS / 1000,
-        isolation_level=None,  # `Database` begins and ends transactions itself
+        isolation_level=None,  # `SqliteDatabase` begins and ends transactions itself
         check_same_thread=False,  # it is not always closed in the thread that opened it
         cached_statements=1024,  # enough for every size of every multi-row statement
     )
@@ -457,5 +457,5 @@ def _configure(connection: sqlite3.Connection, path: StorePath) -> None:
         )
     if schema.upgrade(connection, path, version) and path != IN_MEMORY:
         _logger.warning("created an empty store at sqlite:%s", Path(path).absolute())
-    # The first read after the switch to WAL mode opens the WAL, which `Database` opens too.
+    # The first read after the switch to WAL mode opens the WAL, which `SqliteDatabase` opens too.
     connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()

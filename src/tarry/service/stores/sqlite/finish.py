@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tarry.service.store import TaskResult
-    from tarry.service.stores.sqlite.transaction import Transaction
+    from tarry.service.stores.sqlite.transaction import WriteTransaction
     from tarry.service.stores.sqlite.transitions import AttemptRow
 
     Row = tuple[Any, ...]
@@ -113,7 +113,7 @@ def pack_result(result: TaskResult) -> PackedResult:
 _decode_states = Decoder(list[tuple[Any, ...]]).decode
 
 
-def finish(tx: Transaction, results: Sequence[PackedResult]) -> list[FinishStatus]:
+def finish(tx: WriteTransaction, results: Sequence[PackedResult]) -> list[FinishStatus]:
     """Log attempts and write the next states of tasks that still have the version of the lease."""
     if len({result.id for result in results}) == len(results):
         return _write_results(tx, results)
@@ -121,7 +121,7 @@ def finish(tx: Transaction, results: Sequence[PackedResult]) -> list[FinishStatu
     return [status for result in results for status in _write_results(tx, [result])]
 
 
-def _write_results(tx: Transaction, results: Sequence[PackedResult]) -> list[FinishStatus]:
+def _write_results(tx: WriteTransaction, results: Sequence[PackedResult]) -> list[FinishStatus]:
     """Write the results of different tasks, with a few statements for all of them."""
     now = tx.now
     statuses: list[FinishStatus] = []
@@ -174,7 +174,7 @@ def _write_results(tx: Transaction, results: Sequence[PackedResult]) -> list[Fin
     return statuses
 
 
-def _read_states(tx: Transaction, results: Sequence[PackedResult]) -> list[Row]:
+def _read_states(tx: WriteTransaction, results: Sequence[PackedResult]) -> list[Row]:
     """Return the columns of `_READ_STATES` for each result, and load the lanes of the tasks."""
     wanted: list[Any] = []
     for position_and_id in enumerate(pack_ids([result.id for result in results])):

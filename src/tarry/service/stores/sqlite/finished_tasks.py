@@ -35,7 +35,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tarry.service.store import Retention
-    from tarry.service.stores.sqlite.transaction import ReadTransaction, TaskRowIds, Transaction
+    from tarry.service.stores.sqlite.transaction import (
+        ReadTransaction,
+        TaskRowIds,
+        WriteTransaction,
+    )
 
 _MAX_LISTED_REPLAYS = 100
 _READ_DEAD_LETTER = f"""
@@ -102,7 +106,7 @@ _MAX_RELEASED_PAGES = 64  # in one sweep
 _MAX_RELEASE_COST = 1_000_000  # of one sweep: released pages x free pages
 
 
-def delete_dead_letters(tx: Transaction, tenant: str, task_ids: Sequence[str]) -> int:
+def delete_dead_letters(tx: WriteTransaction, tenant: str, task_ids: Sequence[str]) -> int:
     """Delete the dead letters among these tasks; return their number."""
     dead_letters = _find_dead_letters(tx, tenant, task_ids)
     for ids in dead_letters.values():
@@ -111,7 +115,7 @@ def delete_dead_letters(tx: Transaction, tenant: str, task_ids: Sequence[str]) -
 
 
 def _find_dead_letters(
-    tx: Transaction, tenant: str, task_ids: Sequence[str]
+    tx: WriteTransaction, tenant: str, task_ids: Sequence[str]
 ) -> dict[bytes, TaskRowIds]:
     """Return the row ids of the dead letters among these tasks, by packed task id."""
     tenant_id = tx.names.tenant_id(tenant)
@@ -123,7 +127,7 @@ def _find_dead_letters(
     return dead_letters
 
 
-def start_replay(tx: Transaction, replay: ReplayRecord) -> ReplayRecord:
+def start_replay(tx: WriteTransaction, replay: ReplayRecord) -> ReplayRecord:
     """Store a replay and return it; if its id is stored already, return the stored replay."""
     now = tx.now
     new = msgspec.structs.replace(replay, created_at=now, next_at=now, replayed=0)
@@ -162,7 +166,7 @@ def list_replays(
 
 
 def replay_step(
-    tx: Transaction,
+    tx: WriteTransaction,
     replay_id: str,
     cursor: str | None,
     task_ids: Sequence[str],
@@ -204,7 +208,7 @@ def replay_step(
     return replay
 
 
-def _count_finished_tasks(tx: Transaction, replay: ReplayRecord) -> None:
+def _count_finished_tasks(tx: WriteTransaction, replay: ReplayRecord) -> None:
     """Count the replayed tasks that have finished; reads at most `MAX_COUNTED_TASKS` tasks."""
     after = b"" if replay.count_cursor is None else pack_id(replay.count_cursor)
     parameters = (replay.id, after, MAX_COUNTED_TASKS)
@@ -220,7 +224,7 @@ def _count_finished_tasks(tx: Transaction, replay: ReplayRecord) -> None:
     replay.count_cursor = unpack_id(rows[-1][0]) if len(rows) == MAX_COUNTED_TASKS else None
 
 
-def cancel_replay(tx: Transaction, tenant: str, replay_id: str) -> ReplayRecord | None:
+def cancel_replay(tx: WriteTransaction, tenant: str, replay_id: str) -> ReplayRecord | None:
     """End a replay; see `Store.cancel_replay`."""
     replay = get_replay(tx, tenant, replay_id)
     if replay is not None and replay.status in {"running", "waiting"}:
@@ -229,14 +233,14 @@ def cancel_replay(tx: Transaction, tenant: str, replay_id: str) -> ReplayRecord 
     return replay
 
 
-def insert_replay(tx: Transaction, replay: ReplayRecord) -> None:
+def insert_replay(tx: WriteTransaction, replay: ReplayRecord) -> None:
     """Store a replay as it is, unless its id is stored already."""
     row = (replay.id, replay.tenant, replay.created_at, replay.next_at, encode(replay))
     if tx.execute(_INSERT_REPLAY, row).rowcount:
         update_replay(tx, replay)
 
 
-def update_replay(tx: Transaction, replay: ReplayRecord) -> None:
+def update_replay(tx: WriteTransaction, replay: ReplayRecord) -> None:
     """Store the progress of a replay."""
     next_at = replay.next_at
     if not replay.needs_steps and replay.finished_at is not None:
@@ -246,7 +250,7 @@ def update_replay(tx: Transaction, replay: ReplayRecord) -> None:
     tx.execute(_UPDATE_REPLAY, (running, next_at, encode(replay), replay.id))
 
 
-def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
+def sweep(tx: WriteTransaction, retention: Retention, limit: int) -> SweepResult:
     """Delete old and unused rows, and end the leases of dead workers.
 
     Deletes old tasks, replays and attempt counts, expired signing secrets and heartbeats, and lanes
@@ -278,7 +282,7 @@ def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
     return SweepResult(min(len(old_tasks), limit), has_more or _shrink_file(tx))
 
 
-def _delete_unused_lanes_and_policies(tx: Transaction, limit: int) -> int:
+def _delete_unused_lanes_and_policies(tx: WriteTransaction, limit: int) -> int:
     """Delete lanes, policy versions and deleted policies that no task refers to.
 
     At most `limit` of each are deleted. Returns the largest number of deleted rows of one table.
@@ -297,7 +301,7 @@ def _delete_unused_lanes_and_policies(tx: Transaction, limit: int) -> int:
     return max(len(lanes), versions, policies)
 
 
-def _shrink_file(tx: Transaction) -> bool:
+def _shrink_file(tx: WriteTransaction) -> bool:
     """Release a few pages if more than a quarter of the file is free; return whether it shrank.
 
     A quarter stays free, so that the file does not shrink and grow all the time. The file on the
@@ -319,7 +323,7 @@ def _shrink_file(tx: Transaction) -> bool:
     return bool(new_free_count < free_count)
 
 
-def delete_task(tx: Transaction, ids: TaskRowIds, status: int) -> None:
+def delete_task(tx: WriteTransaction, ids: TaskRowIds, status: int) -> None:
     """Delete a finished task and its attempt log; a body in the `BodyStore` becomes an orphan."""
     seq, tenant, lane_id, policy = ids
     execute = tx.execute
@@ -340,6 +344,6 @@ def list_orphaned_bodies(tx: ReadTransaction, limit: int) -> list[str]:
     return [ref for (ref,) in tx.execute("SELECT ref FROM orphan LIMIT ?", (limit,))]
 
 
-def forget_orphaned_bodies(tx: Transaction, refs: Sequence[str]) -> None:
+def forget_orphaned_bodies(tx: WriteTransaction, refs: Sequence[str]) -> None:
     """Delete references to bodies that were deleted from the `BodyStore`."""
     tx.executemany("DELETE FROM orphan WHERE ref = ?", [(ref,) for ref in refs])

@@ -11,10 +11,10 @@ from tarry.service.stores.records import decode_worker, encode
 
 if TYPE_CHECKING:
     from tarry.service.model import WorkerRecord
-    from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
+    from tarry.service.stores.sqlite.transaction import ReadTransaction, WriteTransaction
 
 
-def record_worker(tx: Transaction, worker: WorkerRecord) -> None:
+def record_worker(tx: WriteTransaction, worker: WorkerRecord) -> None:
     """Store the heartbeat of a process in place of its last one."""
     tx.execute(
         "INSERT OR REPLACE INTO heartbeat (name, seen_at, record) VALUES (?, ?, ?)",
@@ -22,7 +22,7 @@ def record_worker(tx: Transaction, worker: WorkerRecord) -> None:
     )
 
 
-def remove_worker(tx: Transaction, name: str) -> None:
+def remove_worker(tx: WriteTransaction, name: str) -> None:
     """Remove a process."""
     tx.execute("DELETE FROM heartbeat WHERE name = ?", (name,))
 
@@ -38,6 +38,6 @@ def list_workers(tx: ReadTransaction) -> list[WorkerRecord]:
     ]
 
 
-def remove_expired(tx: Transaction) -> None:
+def remove_expired(tx: WriteTransaction) -> None:
     """Remove the processes without a recent heartbeat."""
     tx.execute("DELETE FROM heartbeat WHERE seen_at <= ?", (tx.now - WORKER_EXPIRY_MS,))

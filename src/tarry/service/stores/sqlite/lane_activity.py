@@ -12,16 +12,16 @@ from tarry.service.stores.records import decode_activity, encode
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tarry.service.model import BreakerChange
-    from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
+    from tarry.service.model import BreakerChangeRecord
+    from tarry.service.stores.sqlite.transaction import ReadTransaction, WriteTransaction
 
 
-def record_breaker_change(tx: Transaction, lane: str, change: BreakerChange) -> None:
+def record_breaker_change(tx: WriteTransaction, lane: str, change: BreakerChangeRecord) -> None:
     """Add a change of the breaker of a lane."""
     _update(tx, lane, lambda activity: add_change(activity, change))
 
 
-def record_latencies(tx: Transaction, counts_by_lane: dict[str, dict[str, int]]) -> None:
+def record_latencies(tx: WriteTransaction, counts_by_lane: dict[str, dict[str, int]]) -> None:
     """Add to the current latency windows of lanes."""
     for lane, counts in counts_by_lane.items():
         _update(tx, lane, partial(add_latencies, counts=counts, now=tx.now))
@@ -38,7 +38,9 @@ def _read(tx: ReadTransaction, lane: str) -> LaneActivity | None:
     return None if row is None else decode_activity(row[0])
 
 
-def _update(tx: Transaction, lane: str, change: Callable[[LaneActivity], LaneActivity]) -> None:
+def _update(
+    tx: WriteTransaction, lane: str, change: Callable[[LaneActivity], LaneActivity]
+) -> None:
     if tx.execute("SELECT 1 FROM lane WHERE name = ?", (lane,)).fetchone() is None:
         return
     activity = change(_read(tx, lane) or LaneActivity())

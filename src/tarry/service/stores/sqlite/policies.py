@@ -12,13 +12,13 @@ from tarry.service.store import (
     MAX_LANE_SIGNING_SECRETS,
     MAX_PAGE_BYTES,
     MAX_SIGNING_SECRETS,
-    Page,
     PolicyWriteStatus,
+    RecordPage,
 )
 from tarry.service.stores.sqlite.queries import decode_row
 
 if TYPE_CHECKING:
-    from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
+    from tarry.service.stores.sqlite.transaction import ReadTransaction, WriteTransaction
 
 # The columns are in the order of the fields of the records.
 _SELECT_POLICY = """
@@ -34,7 +34,7 @@ _MAX_LISTED_API_KEYS = 1000
 
 
 def put_policy(
-    tx: Transaction,
+    tx: WriteTransaction,
     policy: PolicyVersion,
     replace: bool,  # noqa: FBT001 - the writer process gets arguments by position
     quota: int | None,
@@ -81,20 +81,20 @@ def get_policy(
 
 def list_policies(
     tx: ReadTransaction, tenant: str, cursor: str | None = None, limit: int = 100
-) -> Page[PolicyVersion]:
+) -> RecordPage[PolicyVersion]:
     """List the newest version of each policy; the cursor is the previous page's last policy id."""
     policies: list[PolicyVersion] = []
     after, page_bytes = cursor or "", 0
     while row := tx.execute(_NEXT_POLICY, (tenant, after)).fetchone():
         if len(policies) == limit or page_bytes >= MAX_PAGE_BYTES:
-            return Page(policies, after)
+            return RecordPage(policies, after)
         policies.append(decode_row(row, PolicyVersion))
         after = policies[-1].id
         page_bytes += len(policies[-1].document)
-    return Page(policies, None)
+    return RecordPage(policies, None)
 
 
-def delete_policy(tx: Transaction, tenant: str, policy_id: str) -> PolicyWriteStatus:
+def delete_policy(tx: WriteTransaction, tenant: str, policy_id: str) -> PolicyWriteStatus:
     """Delete all versions of a policy, unless live (PENDING or IN_FLIGHT) tasks use it."""
     newest = get_policy(tx, tenant, policy_id)
     if newest is None:
@@ -109,7 +109,7 @@ def delete_policy(tx: Transaction, tenant: str, policy_id: str) -> PolicyWriteSt
     return PolicyWriteStatus.DELETED
 
 
-def put_api_key(tx: Transaction, key: ApiKeyRecord) -> None:
+def put_api_key(tx: WriteTransaction, key: ApiKeyRecord) -> None:
     """Store an API key, unless a key with this id is stored already."""
     row = (key.id, key.tenant, key.digest, key.name, tx.now, key.role)
     statement = "INSERT INTO api_key VALUES (?, ?, ?, ?, ?, NULL, ?) ON CONFLICT (id) DO NOTHING"
@@ -129,14 +129,14 @@ def list_api_keys(tx: ReadTransaction, tenant: str | None = None) -> list[ApiKey
     return [decode_row(row, ApiKeyRecord) for row in tx.execute(statement, parameters)]
 
 
-def revoke_api_key(tx: Transaction, key_id: str) -> bool:
+def revoke_api_key(tx: WriteTransaction, key_id: str) -> bool:
     """Revoke an API key, unless it is revoked already; return whether the key exists."""
     statement = "UPDATE api_key SET revoked_at = ifnull(revoked_at, ?) WHERE id = ?"
     return tx.execute(statement, (tx.now, key_id)).rowcount > 0
 
 
 def put_signing_secret(
-    tx: Transaction, secret: SigningSecretRecord, expire_previous_ms: int
+    tx: WriteTransaction, secret: SigningSecretRecord, expire_previous_ms: int
 ) -> SigningSecretRecord | None:
     """Store a signing secret, and let others of its lane expire; None if there are too many."""
     others = list_signing_secrets(tx, secret.tenant)
@@ -166,7 +166,7 @@ def list_signing_secrets(tx: ReadTransaction, tenant: str) -> list[SigningSecret
     return [decode_row(row, SigningSecretRecord) for row in tx.execute(statement, (tenant, tx.now))]
 
 
-def delete_signing_secret(tx: Transaction, tenant: str, secret_id: str) -> bool:
+def delete_signing_secret(tx: WriteTransaction, tenant: str, secret_id: str) -> bool:
     """Delete a signing secret; return whether it existed."""
     statement = "DELETE FROM signing_secret WHERE tenant = ? AND id = ?"
     return tx.execute(statement, (tenant, secret_id)).rowcount > 0

@@ -17,8 +17,8 @@ from tarry.service.store import (
     Counters,
     DueLane,
     LaneLimits,
-    Page,
-    TaskFilter,
+    RecordPage,
+    StoredTaskFilter,
 )
 from tarry.service.stores.records import (
     TASK_ID_PATTERN,
@@ -235,8 +235,8 @@ def list_attempts(
 
 
 def list_attempts_of_tasks(
-    tx: ReadTransaction, tenant: str, task_filter: TaskFilter, cursor: str | None, limit: int
-) -> Page[tuple[str, AttemptRecord]]:
+    tx: ReadTransaction, tenant: str, task_filter: StoredTaskFilter, cursor: str | None, limit: int
+) -> RecordPage[tuple[str, AttemptRecord]]:
     """List attempts, newest task first; the cursor is the row id of the last attempt read."""
     last_row_id = None if cursor is None else parse_cursor(cursor)
     task_cursor = None
@@ -255,11 +255,11 @@ def list_attempts_of_tasks(
         [(packed_id,)] = tx.execute("SELECT id FROM task WHERE seq = ?", (seq,))
         items += [(unpack_id(packed_id), decode_attempt(log)) for (log,) in logs]
         if len(items) == limit:
-            return Page(items, str(attempt_row_id(seq, items[-1][1].number)))
+            return RecordPage(items, str(attempt_row_id(seq, items[-1][1].number)))
     if page.cursor is None:
-        return Page(items, None)
+        return RecordPage(items, None)
     # Continue before the first attempt of the next older task.
-    return Page(items, str(attempt_row_id(int(page.cursor) - 1, 0)))
+    return RecordPage(items, str(attempt_row_id(int(page.cursor) - 1, 0)))
 
 
 def last_attempts(
@@ -278,12 +278,12 @@ def last_attempts(
 def list_tasks(
     tx: ReadTransaction,
     tenant: str,
-    task_filter: TaskFilter,
+    task_filter: StoredTaskFilter,
     cursor: str | None,
     limit: int,
     *,
     oldest_first: bool = False,
-) -> Page[Task]:
+) -> RecordPage[Task]:
     """List tasks; the cursor is the last `seq` read for the previous page."""
     page = find_tasks(tx, tenant, task_filter, cursor, limit, oldest_first=oldest_first)
     tasks: list[Task] = []
@@ -292,24 +292,24 @@ def list_tasks(
         tasks.append(decode_task(tx.execute(_TASK_BY_SEQ, (seq,)).fetchone()))
         page_bytes += len(tasks[-1].packed_content)
         if page_bytes >= MAX_PAGE_BYTES and seq != page.items[-1]:
-            return Page(tasks, str(seq))
-    return Page(tasks, page.cursor)
+            return RecordPage(tasks, str(seq))
+    return RecordPage(tasks, page.cursor)
 
 
 def find_tasks(
     tx: ReadTransaction,
     tenant: str,
-    task_filter: TaskFilter,
+    task_filter: StoredTaskFilter,
     cursor: str | None,
     limit: int,
     *,
     oldest_first: bool,
-) -> Page[int]:
+) -> RecordPage[int]:
     """Find the `seq` of matching tasks; see `list_tasks`."""
     position = None if cursor is None else parse_cursor(cursor)
     name_ids = resolve_names(tx, tenant, task_filter.lane, task_filter.policy_id)
     if name_ids is None:
-        return Page(items=[], cursor=None)
+        return RecordPage(items=[], cursor=None)
     tenant_id, wanted_lane, wanted_policy = name_ids
     wanted_lanes = None if wanted_lane is None else {wanted_lane}
     if (prefix := task_filter.lane_prefix) is not None:
@@ -339,12 +339,12 @@ def find_tasks(
         if not _matches_decoded(tx, seq, task_filter):
             continue
         if len(found) == limit:
-            return Page(found, str(found[-1]))
+            return RecordPage(found, str(found[-1]))
         found.append(seq)
-    return Page(found, str(last_seq) if scanned == row_limit else None)
+    return RecordPage(found, str(last_seq) if scanned == row_limit else None)
 
 
-def _matches_decoded(tx: ReadTransaction, seq: int, task_filter: TaskFilter) -> bool:
+def _matches_decoded(tx: ReadTransaction, seq: int, task_filter: StoredTaskFilter) -> bool:
     """Return whether a task matches the functions of a filter that decode it."""
     if task_filter.matches_attempt is not None:
         row = tx.execute(f"{_LAST_ATTEMPT} ?", (seq,)).fetchone()
@@ -356,7 +356,9 @@ def _matches_decoded(tx: ReadTransaction, seq: int, task_filter: TaskFilter) -> 
     return task_filter.matches_content(content)
 
 
-def _seq_range(tx: ReadTransaction, tenant_id: int, task_filter: TaskFilter) -> tuple[int, int]:
+def _seq_range(
+    tx: ReadTransaction, tenant_id: int, task_filter: StoredTaskFilter
+) -> tuple[int, int]:
     """Return exclusive limits of the `seq` of tasks with the wanted key and creation time."""
     after, before = -1, AFTER_ALL_ROWS
     if task_filter.key is not None:
@@ -467,7 +469,7 @@ def _count_processes(tx: ReadTransaction, worker_lock: WorkerLock | None) -> int
 
 def list_lanes(
     tx: ReadTransaction, tenant: str | None, cursor: str | None = None, limit: int = 100
-) -> Page[LaneRecord]:
+) -> RecordPage[LaneRecord]:
     """List lanes, sorted by name; the cursor is the last name of the previous page."""
     where = "WHERE l.name > ?1"
     if tenant is not None:
@@ -476,4 +478,4 @@ def list_lanes(
     tenant_parameter = () if tenant is None else (tenant,)
     rows = tx.execute(statement, (cursor or "", limit + 1, *tenant_parameter)).fetchall()
     lanes = [decode_row(row, LaneRecord) for row in rows[:limit]]
-    return Page(lanes, lanes[-1].name if len(rows) > limit and lanes else None)
+    return RecordPage(lanes, lanes[-1].name if len(rows) > limit and lanes else None)

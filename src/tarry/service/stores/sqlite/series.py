@@ -11,10 +11,10 @@ from tarry.service.stores.records import decode_sums, encode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
+    from tarry.service.stores.sqlite.transaction import ReadTransaction, WriteTransaction
 
 
-def record_series(tx: Transaction, points: Sequence[SeriesPoint]) -> None:
+def record_series(tx: WriteTransaction, points: Sequence[SeriesPoint]) -> None:
     """Add sums to the stored points."""
     for point in points:
         key = point.step_ms, point.at
@@ -38,7 +38,7 @@ def list_series(tx: ReadTransaction, step_ms: int, since: int) -> list[SeriesPoi
     return [SeriesPoint(step_ms, at, decode_sums(sums)) for at, sums in rows]
 
 
-def remove_old_points(tx: Transaction) -> None:
+def remove_old_points(tx: WriteTransaction) -> None:
     """Remove points after their retention time."""
     for step_ms, kept_ms in SERIES_RETENTION_MS.items():
         tx.execute(

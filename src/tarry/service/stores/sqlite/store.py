@@ -1,4 +1,4 @@
-"""`SqliteStore`: implements `tarry.service.store.Store` with a SQLite database.
+"""`SqliteTaskStore`: implements `tarry.service.store.Store` with a SQLite database.
 
 Queries use a second connection, so that they do not wait for commits. The module `policies` also
 handles API keys, and `finished_tasks` handles finished tasks: replays, purge and retention.
@@ -28,7 +28,7 @@ from tarry.service.stores.sqlite import (
     transitions,
 )
 from tarry.service.stores.sqlite.clock import AnchoredClock
-from tarry.service.stores.sqlite.database import IN_MEMORY, Database
+from tarry.service.stores.sqlite.database import IN_MEMORY, SqliteDatabase
 from tarry.service.stores.sqlite.executor import ThreadExecutor
 from tarry.service.stores.sqlite.wakeups import Wakeups
 from tarry.service.stores.sqlite.worker_locks import LeaderLock, WorkerLock
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from tarry.service.stores.sqlite.database import Clock
     from tarry.service.stores.sqlite.executor import Executor
     from tarry.service.stores.sqlite.schema import StorePath
-    from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
+    from tarry.service.stores.sqlite.transaction import ReadTransaction, WriteTransaction
     from tarry.wire.tasks import DownstreamLimits
 
 
@@ -59,7 +59,7 @@ _get_callback_task = attrgetter("callback_task")
 _ADDED = AddStatus.ADDED  # read once, because it takes 0.27 us in Python 3.11
 
 
-class SqliteStore:
+class SqliteTaskStore:
     """A store in the SQLite file at `path`, which is created if it is missing.
 
     `clock` returns epoch milliseconds; the default is an `AnchoredClock`. Several processes of one
@@ -76,11 +76,11 @@ class SqliteStore:
             if writer_process:
                 raise ConfigurationError("a store in memory cannot have a writer process")
             # A database in memory has only one connection, which the reader and the writer share.
-            self.database: Database = Database(path, clock)
+            self.database: SqliteDatabase = SqliteDatabase(path, clock)
             self._read_database = self.database
         else:
-            self._read_database = Database(path, clock)
-            self.database = Database(path, clock, WorkerLock(path), self._read_database)
+            self._read_database = SqliteDatabase(path, clock)
+            self.database = SqliteDatabase(path, clock, WorkerLock(path), self._read_database)
         self._leader_lock = None if path == IN_MEMORY else LeaderLock(path)
         self._wakeups = None if path == IN_MEMORY else Wakeups(path)
         self._has_writer_process = writer_process
@@ -128,7 +128,7 @@ class SqliteStore:
             self._leader_lock.release()
 
     async def write(
-        self, operation: Callable[[Transaction], T], weight: int = 1, *, urgent: bool = True
+        self, operation: Callable[[WriteTransaction], T], weight: int = 1, *, urgent: bool = True
     ) -> T:
         """Run an operation in a transaction; its changes are durable when this method returns.
 
@@ -139,7 +139,7 @@ class SqliteStore:
         return await _submit(self._writer, operation, weight, urgent=urgent)
 
     async def _write_and_notify(
-        self, operation: Callable[[Transaction], T], weight: int = 1, *, urgent: bool = True
+        self, operation: Callable[[WriteTransaction], T], weight: int = 1, *, urgent: bool = True
     ) -> T:
         """Run an operation after which other processes may find tasks to claim."""
         result = await self.write(operation, weight, urgent=urgent)
@@ -213,12 +213,12 @@ class SqliteStore:
     async def list_tasks(
         self,
         tenant: str,
-        task_filter: store.TaskFilter,
+        task_filter: store.StoredTaskFilter,
         *,
         cursor: str | None = None,
         limit: int = 100,
         oldest_first: bool = False,
-    ) -> store.Page[model.Task]:
+    ) -> store.RecordPage[model.Task]:
         return await self.read(
             lambda tx: queries.list_tasks(
                 tx, tenant, task_filter, cursor, limit, oldest_first=oldest_first
@@ -238,11 +238,11 @@ class SqliteStore:
     async def list_attempts_of_tasks(
         self,
         tenant: str,
-        task_filter: store.TaskFilter,
+        task_filter: store.StoredTaskFilter,
         *,
         cursor: str | None = None,
         limit: int = 100,
-    ) -> store.Page[tuple[str, model.AttemptRecord]]:
+    ) -> store.RecordPage[tuple[str, model.AttemptRecord]]:
         return await self.read(
             lambda tx: queries.list_attempts_of_tasks(tx, tenant, task_filter, cursor, limit)
         )
@@ -300,13 +300,13 @@ class SqliteStore:
 
     async def list_lanes(
         self, tenant: str | None, *, cursor: str | None = None, limit: int = 100
-    ) -> store.Page[model.LaneRecord]:
+    ) -> store.RecordPage[model.LaneRecord]:
         return await self.read(lambda tx: queries.list_lanes(tx, tenant, cursor, limit))
 
     async def get_lane(self, name: str) -> model.LaneRecord | None:
         return await self.read(lambda tx: queries.get_lane(tx, name))
 
-    async def record_breaker_change(self, lane: str, change: model.BreakerChange) -> None:
+    async def record_breaker_change(self, lane: str, change: model.BreakerChangeRecord) -> None:
         operation = OperationCall(lane_activity.record_breaker_change, lane, change)
         await self.write(operation, urgent=False)
 
@@ -329,7 +329,7 @@ class SqliteStore:
 
     async def list_policies(
         self, tenant: str, *, cursor: str | None = None, limit: int = 100
-    ) -> store.Page[model.PolicyVersion]:
+    ) -> store.RecordPage[model.PolicyVersion]:
         return await self.read(lambda tx: policies.list_policies(tx, tenant, cursor, limit))
 
     async def delete_policy(self, tenant: str, policy_id: str) -> store.PolicyWriteStatus:
@@ -407,7 +407,7 @@ class SqliteStore:
     async def list_orphaned_bodies(self, limit: int) -> list[str]:
         return await self.read(lambda tx: finished_tasks.list_orphaned_bodies(tx, limit))
 
-    async def count_tasks(self, tenant: str, task_filter: store.TaskFilter) -> int:
+    async def count_tasks(self, tenant: str, task_filter: store.StoredTaskFilter) -> int:
         """Count tasks in steps, so that other queries can run in between."""
         count, cursor = 0, None
         while True:
@@ -458,7 +458,7 @@ class SqliteStore:
 
     async def export_records(
         self, kind: store.RecordKind, *, cursor: str | None = None, limit: int = 1000
-    ) -> store.Page[Any]:
+    ) -> store.RecordPage[Any]:
         return await self.read(lambda tx: transfer.export_records(tx, kind, cursor, limit))
 
     async def import_records(self, kind: store.RecordKind, records: Sequence[Any]) -> None:

@@ -305,7 +305,7 @@ class ReadTransaction:
         self.now = now
 
 
-class Transaction(ReadTransaction):
+class WriteTransaction(ReadTransaction):
     """A write transaction. Call `flush` before SQL that reads lanes or counters.
 
     Tenants, lanes and policies are passed by their ids, see `InternedNames`.

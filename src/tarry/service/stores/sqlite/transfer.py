@@ -18,16 +18,16 @@ from tarry.service.model import (
 from tarry.service.store import (
     MAX_PAGE_BYTES,
     DeletedPolicy,
-    LaneState,
-    Page,
+    LaneExport,
     RecordKind,
+    RecordPage,
     ReplayedTask,
     TaskAttempt,
     TransferMark,
 )
 from tarry.service.stores.records import (
     LANE_FIELD_COUNT,
-    build_lane_state,
+    build_lane_export,
     decode_attempt,
     decode_replay_for_export,
     decode_transfer_mark,
@@ -49,7 +49,7 @@ from tarry.service.stores.sqlite.transaction import IN_FLIGHT, PENDING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
+    from tarry.service.stores.sqlite.transaction import ReadTransaction, WriteTransaction
 
     Row = Sequence[Any]
 
@@ -112,7 +112,7 @@ _COUNT_TASK_OF_VERSION = (
 
 def export_records(
     tx: ReadTransaction, kind: RecordKind, cursor: str | None, limit: int
-) -> Page[Any]:
+) -> RecordPage[Any]:
     """Return a page of records; the cursor is the key of the last row, in JSON."""
     key_size = 2 if kind in {RecordKind.SIGNING_SECRET, RecordKind.REPLAYED_TASK} else 1
     key: list[Any] = [0] if key_size == 1 else ["", ""]
@@ -127,13 +127,13 @@ def export_records(
         page_bytes += sum(len(value) for value in row if isinstance(value, bytes))
         key = [row[SEQ]] if kind is RecordKind.TASK else list(row[-key_size:])
         if page_bytes >= MAX_PAGE_BYTES or len(items) == limit:
-            return Page(items, json.dumps(key))
-    return Page(items, None)
+            return RecordPage(items, json.dumps(key))
+    return RecordPage(items, None)
 
 
-def _decode_lane(row: Row) -> LaneState:
+def _decode_lane(row: Row) -> LaneExport:
     lane = decode_row(row[:LANE_FIELD_COUNT], LaneRecord)
-    return build_lane_state(lane, *row[LANE_FIELD_COUNT:-1])
+    return build_lane_export(lane, *row[LANE_FIELD_COUNT:-1])
 
 
 _DECODERS: dict[RecordKind, Callable[[Row], Any]] = {
@@ -149,7 +149,7 @@ _DECODERS: dict[RecordKind, Callable[[Row], Any]] = {
 }
 
 
-def import_policies(tx: Transaction, policies: Sequence[PolicyVersion]) -> None:
+def import_policies(tx: WriteTransaction, policies: Sequence[PolicyVersion]) -> None:
     """Store versions of policies, unless they are stored already."""
     for policy in policies:
         tenant_id = tx.names.tenant_id(policy.tenant)
@@ -167,7 +167,7 @@ def import_policies(tx: Transaction, policies: Sequence[PolicyVersion]) -> None:
             )
 
 
-def import_deleted_policies(tx: Transaction, policies: Sequence[DeletedPolicy]) -> None:
+def import_deleted_policies(tx: WriteTransaction, policies: Sequence[DeletedPolicy]) -> None:
     """Store the last version numbers of deleted policies."""
     for policy in policies:
         policy_id = tx.names.policy_id(policy.tenant, policy.id)
@@ -175,19 +175,19 @@ def import_deleted_policies(tx: Transaction, policies: Sequence[DeletedPolicy]) 
         tx.execute(statement, (policy.last_version, policy_id))
 
 
-def import_api_keys(tx: Transaction, keys: Sequence[ApiKeyRecord]) -> None:
+def import_api_keys(tx: WriteTransaction, keys: Sequence[ApiKeyRecord]) -> None:
     """Store API keys, unless they are stored already."""
     rows = [msgspec.structs.astuple(key) for key in keys]
     tx.executemany("INSERT OR IGNORE INTO api_key VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
 
-def import_signing_secrets(tx: Transaction, secrets: Sequence[SigningSecretRecord]) -> None:
+def import_signing_secrets(tx: WriteTransaction, secrets: Sequence[SigningSecretRecord]) -> None:
     """Store signing secrets, unless they are stored already."""
     rows = [msgspec.structs.astuple(secret) for secret in secrets]
     tx.executemany("INSERT OR IGNORE INTO signing_secret VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
 
-def import_lanes(tx: Transaction, lanes: Sequence[LaneState]) -> None:
+def import_lanes(tx: WriteTransaction, lanes: Sequence[LaneExport]) -> None:
     """Store lanes with their limits, budgets, parking and pause."""
     for state in lanes:
         row = tx.lane(tx.names.lane_id(state.lane.name))
@@ -204,7 +204,7 @@ def import_lanes(tx: Transaction, lanes: Sequence[LaneState]) -> None:
     tx.execute("UPDATE meta SET value = value + 1 WHERE name = 'limits_version'")
 
 
-def import_tasks(tx: Transaction, tasks: Sequence[Task]) -> None:
+def import_tasks(tx: WriteTransaction, tasks: Sequence[Task]) -> None:
     """Store tasks in any status, unless their ids or idempotency keys are stored already."""
     for task in tasks:
         tenant_id = tx.names.tenant_id(task.tenant)
@@ -225,7 +225,7 @@ def import_tasks(tx: Transaction, tasks: Sequence[Task]) -> None:
             _insert_state(tx, task, row[0], tenant_id)
 
 
-def _insert_state(tx: Transaction, task: Task, seq: int, tenant_id: int) -> None:
+def _insert_state(tx: WriteTransaction, task: Task, seq: int, tenant_id: int) -> None:
     lane = tx.lane(tx.names.lane_id(task.lane))
     policy_id = tx.names.policy_id(task.tenant, task.policy_id)
     status = int(task.status)
@@ -263,7 +263,7 @@ def _insert_state(tx: Transaction, task: Task, seq: int, tenant_id: int) -> None
         tx.execute(_COUNT_TASK_OF_VERSION, (tenant_id, task.policy_id, task.policy_version))
 
 
-def _other_worker_id(tx: Transaction, name: str) -> int:
+def _other_worker_id(tx: WriteTransaction, name: str) -> int:
     """Return the id of a worker that is no process of this file: its leases end when they expire.
 
     A worker with the lock of a process would lose its leases when that process ends.
@@ -276,7 +276,7 @@ def _other_worker_id(tx: Transaction, name: str) -> int:
     return int(row[0])
 
 
-def import_attempts(tx: Transaction, attempts: Sequence[TaskAttempt]) -> None:
+def import_attempts(tx: WriteTransaction, attempts: Sequence[TaskAttempt]) -> None:
     """Store entries of attempt logs, unless they are stored already."""
     seqs: dict[str, int | None] = {}
     rows: list[tuple[int, bytes]] = []
@@ -291,19 +291,19 @@ def import_attempts(tx: Transaction, attempts: Sequence[TaskAttempt]) -> None:
     tx.executemany("INSERT OR IGNORE INTO attempt VALUES (?, ?)", rows)
 
 
-def import_replays(tx: Transaction, replays: Sequence[ReplayRecord]) -> None:
+def import_replays(tx: WriteTransaction, replays: Sequence[ReplayRecord]) -> None:
     """Store replays, unless they are stored already."""
     for replay in replays:
         insert_replay(tx, replay)
 
 
-def import_replayed_tasks(tx: Transaction, tasks: Sequence[ReplayedTask]) -> None:
+def import_replayed_tasks(tx: WriteTransaction, tasks: Sequence[ReplayedTask]) -> None:
     """Store which tasks of replays have not finished."""
     rows = [(task.replay_id, pack_id(task.task_id)) for task in tasks]
     tx.executemany("INSERT OR IGNORE INTO replay_task VALUES (?, ?)", rows)
 
 
-IMPORTS: dict[RecordKind, Callable[[Transaction, Sequence[Any]], None]] = {
+IMPORTS: dict[RecordKind, Callable[[WriteTransaction, Sequence[Any]], None]] = {
     RecordKind.POLICY: import_policies,
     RecordKind.DELETED_POLICY: import_deleted_policies,
     RecordKind.API_KEY: import_api_keys,
@@ -323,7 +323,7 @@ def get_transfer(tx: ReadTransaction) -> TransferMark | None:
     return None if row is None else decode_transfer_mark(row[0])
 
 
-def set_transfer(tx: Transaction, mark: TransferMark | None) -> None:
+def set_transfer(tx: WriteTransaction, mark: TransferMark | None) -> None:
     """Mark the store, or remove its mark."""
     if mark is None:
         tx.execute("DELETE FROM transfer")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from tarry.service.store import LaneLimits, LeaseTerms, Release
-    from tarry.service.stores.sqlite.transaction import TaskRowIds, Transaction
+    from tarry.service.stores.sqlite.transaction import TaskRowIds, WriteTransaction
     from tarry.wire.tasks import DownstreamLimits
 
 _READ_STATE = """
@@ -83,12 +83,12 @@ AttemptRow: TypeAlias = tuple[int, int, int, str, bytearray]
 _INSERT_ATTEMPTS = MultiRowStatement("INSERT INTO attempt (id, log) VALUES [?, ?]")
 
 
-def release(tx: Transaction, releases: Sequence[Release]) -> list[FinishStatus]:
+def release(tx: WriteTransaction, releases: Sequence[Release]) -> list[FinishStatus]:
     """Make leased tasks PENDING again; see `Store.release`."""
     return [_release(tx, release) for release in releases]
 
 
-def _release(tx: Transaction, release: Release) -> FinishStatus:
+def _release(tx: WriteTransaction, release: Release) -> FinishStatus:
     row = tx.execute(_READ_STATE, (pack_id(release.task.id),)).fetchone()
     if row is None:
         return FinishStatus.SUPERSEDED
@@ -103,7 +103,9 @@ def _release(tx: Transaction, release: Release) -> FinishStatus:
     return FinishStatus.APPLIED
 
 
-def release_unknown_leases(tx: Transaction, terms: LeaseTerms, known_ids: Collection[str]) -> int:
+def release_unknown_leases(
+    tx: WriteTransaction, terms: LeaseTerms, known_ids: Collection[str]
+) -> int:
     """Release leases of which a worker does not know; see `Store.release_unknown_leases`."""
     known = set(known_ids)
     rows = tx.execute(_LEASES_OF_WORKER, (terms.worker,)).fetchall()
@@ -119,7 +121,11 @@ def release_unknown_leases(tx: Transaction, terms: LeaseTerms, known_ids: Collec
 
 
 def _make_pending(
-    tx: Transaction, ids: TaskRowIds, old_status: int, wake_at: int, statement: str = _SET_PENDING
+    tx: WriteTransaction,
+    ids: TaskRowIds,
+    old_status: int,
+    wake_at: int,
+    statement: str = _SET_PENDING,
 ) -> None:
     seq, tenant, lane_id, policy = ids
     lane = tx.lane(lane_id)
@@ -128,14 +134,14 @@ def _make_pending(
     lane.lower_due_at(wake_at)
 
 
-def mark_cancelled(tx: Transaction, ids: TaskRowIds, old_status: int, attempts: int) -> None:
+def mark_cancelled(tx: WriteTransaction, ids: TaskRowIds, old_status: int, attempts: int) -> None:
     """Change a task from status `old_status` to CANCELLED, and set its number of attempts."""
     seq, tenant, lane_id, policy = ids
     tx.execute(_SET_CANCELLED, (tx.now, attempts, seq))
     tx.count_transition(tenant, tx.lane(lane_id), policy, old_status, CANCELLED)
 
 
-def log_attempts(tx: Transaction, rows: Sequence[AttemptRow]) -> None:
+def log_attempts(tx: WriteTransaction, rows: Sequence[AttemptRow]) -> None:
     """Write attempts to the attempt log, and count them by outcome."""
     parameters: list[Any] = []
     for tenant, seq, number, outcome, attempt in rows:
@@ -144,7 +150,7 @@ def log_attempts(tx: Transaction, rows: Sequence[AttemptRow]) -> None:
     _INSERT_ATTEMPTS.execute(tx.execute, parameters)
 
 
-def cancel(tx: Transaction, tenant: str, task_id: str) -> CancelStatus | None:
+def cancel(tx: WriteTransaction, tenant: str, task_id: str) -> CancelStatus | None:
     """Cancel a task; an IN_FLIGHT task becomes CANCELLED only when its lease ends."""
     row = tx.execute(_READ_STATE, (pack_id(task_id),)).fetchone()
     if row is None or row[_TENANT_COLUMN] != tx.names.tenant_id(tenant):
@@ -161,7 +167,7 @@ def cancel(tx: Transaction, tenant: str, task_id: str) -> CancelStatus | None:
 
 
 def retry_now(
-    tx: Transaction, tenant: str, task_id: str, quota: int | None
+    tx: WriteTransaction, tenant: str, task_id: str, quota: int | None
 ) -> RetryNowStatus | None:
     """Make a task due now, unless it is IN_FLIGHT or SUCCEEDED; see `Store.retry_now`."""
     row = tx.execute(_READ_STATE, (pack_id(task_id),)).fetchone()
@@ -181,12 +187,12 @@ def retry_now(
     return RetryNowStatus.DUE
 
 
-def replay_task(tx: Transaction, ids: TaskRowIds, old_status: int) -> None:
+def replay_task(tx: WriteTransaction, ids: TaskRowIds, old_status: int) -> None:
     """Make a finished task PENDING and due now; the policy will not count its attempts so far."""
     _make_pending(tx, ids, old_status, tx.now, _REPLAY)
 
 
-def end_leases_of_dead_workers(tx: Transaction, limit: int) -> bool:
+def end_leases_of_dead_workers(tx: WriteTransaction, limit: int) -> bool:
     """End up to `limit` leases of worker processes that have died; return whether more may remain.
 
     If an attempt of a leased task was started, its lease expires now, and the next claim logs the
@@ -222,7 +228,7 @@ def end_leases_of_dead_workers(tx: Transaction, limit: int) -> bool:
     return False
 
 
-def park(tx: Transaction, lane: str, until: int, probes: int, consecutive_opens: int) -> None:
+def park(tx: WriteTransaction, lane: str, until: int, probes: int, consecutive_opens: int) -> None:
     """Keep claims from leasing tasks of a lane until this time, then allow `probes` at a time."""
     lane_row = tx.lane(tx.names.lane_id(lane))
     lane_row.parked_until, lane_row.probes = until, probes
@@ -230,7 +236,7 @@ def park(tx: Transaction, lane: str, until: int, probes: int, consecutive_opens:
     lane_row.put_to_sleep()
 
 
-def pause(tx: Transaction, lane: str, lane_quota: int | None) -> LaneWriteStatus:
+def pause(tx: WriteTransaction, lane: str, lane_quota: int | None) -> LaneWriteStatus:
     """Keep claims from leasing tasks of a lane until `resume`."""
     if _exceeds_quota(tx, lane, lane_quota):
         return LaneWriteStatus.TOO_MANY_LANES
@@ -241,14 +247,14 @@ def pause(tx: Transaction, lane: str, lane_quota: int | None) -> LaneWriteStatus
     return LaneWriteStatus.CHANGED
 
 
-def _exceeds_quota(tx: Transaction, lane: str, lane_quota: int | None) -> bool:
+def _exceeds_quota(tx: WriteTransaction, lane: str, lane_quota: int | None) -> bool:
     """Return whether the lane does not exist, and its tenant has `lane_quota` lanes."""
     if lane_quota is None or tx.names.find_lane(lane) is not None:
         return False
     return tx.count_lanes(tx.names.tenant_id(lane.partition("/")[0])) >= lane_quota
 
 
-def unpark(tx: Transaction, lane: str) -> None:
+def unpark(tx: WriteTransaction, lane: str) -> None:
     """End the parking of a lane whose downstream has recovered; a paused lane stays paused."""
     for (lane_id,) in tx.execute("SELECT id FROM lane WHERE name = ?", (lane,)):
         lane_row = tx.lane(lane_id)
@@ -256,7 +262,7 @@ def unpark(tx: Transaction, lane: str) -> None:
         lane_row.put_to_sleep()
 
 
-def resume(tx: Transaction, lane: str) -> None:
+def resume(tx: WriteTransaction, lane: str) -> None:
     """End the parking and the pause of a lane."""
     for (lane_id,) in tx.execute("SELECT id FROM lane WHERE name = ?", (lane,)):
         lane_row = tx.lane(lane_id)
@@ -266,14 +272,14 @@ def resume(tx: Transaction, lane: str) -> None:
     unpark(tx, lane)
 
 
-def record_lane_limits(tx: Transaction, limits: Sequence[LaneLimits]) -> None:
+def record_lane_limits(tx: WriteTransaction, limits: Sequence[LaneLimits]) -> None:
     """Store the limits of lanes."""
     rows = [(lane.rate, lane.concurrency, lane.lane) for lane in limits]
     tx.executemany("UPDATE lane SET rate = ?, concurrency = ? WHERE name = ?", rows)
 
 
 def set_limits(
-    tx: Transaction,
+    tx: WriteTransaction,
     lane: str,
     limits: DownstreamLimits | None,
     max_limited: int,
@@ -294,7 +300,7 @@ def set_limits(
     return LaneWriteStatus.CHANGED
 
 
-def add_to_budgets(tx: Transaction, changes: dict[str, float]) -> dict[str, float]:
+def add_to_budgets(tx: WriteTransaction, changes: dict[str, float]) -> dict[str, float]:
     """Add to the values of retry budgets, and return the new values."""
     values: dict[str, float] = {}
     for lane, change in changes.items():

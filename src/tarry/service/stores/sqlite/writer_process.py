@@ -32,7 +32,7 @@ from tarry.errors import StoreUnavailable
 from tarry.service import store
 from tarry.service.model import (
     ApiKeyRecord,
-    BreakerChange,
+    BreakerChangeRecord,
     PolicyVersion,
     ReplayRecord,
     SigningSecretRecord,
@@ -52,7 +52,7 @@ from tarry.service.stores.sqlite import (
     transitions,
 )
 from tarry.service.stores.sqlite.clock import AnchoredClock
-from tarry.service.stores.sqlite.database import Database
+from tarry.service.stores.sqlite.database import SqliteDatabase
 from tarry.service.stores.sqlite.executor import Executor
 from tarry.service.stores.sqlite.worker_locks import WorkerLock
 from tarry.wire.tasks import DownstreamLimits
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
     from tarry.service.stores.sqlite.database import Answer
     from tarry.service.stores.sqlite.executor import Group
-    from tarry.service.stores.sqlite.transaction import Transaction
+    from tarry.service.stores.sqlite.transaction import WriteTransaction
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -89,19 +89,22 @@ class OperationCall(Generic[T]):
     __slots__ = ("arguments", "run")
 
     def __init__(
-        self, run: Callable[Concatenate[Transaction, P], T], *arguments: P.args, **named: P.kwargs
+        self,
+        run: Callable[Concatenate[WriteTransaction, P], T],
+        *arguments: P.args,
+        **named: P.kwargs,
     ) -> None:
         self.run: Callable[..., T] = run
         self.arguments: tuple[Any, ...] = arguments
         if named:  # convert them to positional arguments, because names are not sent
             self.arguments = signature(run).bind(None, *arguments, **named).args[1:]
 
-    def __call__(self, tx: Transaction) -> T:
+    def __call__(self, tx: WriteTransaction) -> T:
         """Run the operation."""
         return self.run(tx, *self.arguments)
 
 
-def ping(tx: Transaction) -> int:
+def ping(tx: WriteTransaction) -> int:
     """Make a small write, to check that the store works; return the store's time."""
     tx.execute("UPDATE meta SET value = ? WHERE name = 'pinged'", (tx.now,))
     return tx.now
@@ -159,14 +162,14 @@ OPERATIONS: dict[str, RemoteOperation] = {
         (policies.delete_signing_secret, tuple[str, str], bool),
         (heartbeats.record_worker, tuple[WorkerRecord], None),
         (heartbeats.remove_worker, tuple[str], None),
-        (lane_activity.record_breaker_change, tuple[str, BreakerChange], None),
+        (lane_activity.record_breaker_change, tuple[str, BreakerChangeRecord], None),
         (lane_activity.record_latencies, tuple[dict[str, dict[str, int]]], None),
         (series.record_series, tuple[list[store.SeriesPoint]], None),
         (transfer.import_policies, tuple[list[PolicyVersion]], None),
         (transfer.import_deleted_policies, tuple[list[store.DeletedPolicy]], None),
         (transfer.import_api_keys, tuple[list[ApiKeyRecord]], None),
         (transfer.import_signing_secrets, tuple[list[SigningSecretRecord]], None),
-        (transfer.import_lanes, tuple[list[store.LaneState]], None),
+        (transfer.import_lanes, tuple[list[store.LaneExport]], None),
         (transfer.import_tasks, tuple[list[Task]], None),
         (transfer.import_attempts, tuple[list[store.TaskAttempt]], None),
         (transfer.import_replays, tuple[list[ReplayRecord]], None),
@@ -202,7 +205,7 @@ class WriterProcessExecutor(Executor):
     writer process gets the token of the lock, with which it marks the leases of this service.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: SqliteDatabase) -> None:
         super().__init__()
         self._database = database
         self.process: WriterProcess | None = None
@@ -338,7 +341,7 @@ def encode_calls(calls: Sequence[OperationCall[Any]]) -> bytes:
     return _encode([(call.run.__name__, call.arguments) for call in calls])
 
 
-def run_calls(database: Database, payload: bytes, log: LogCollector) -> bytes:
+def run_calls(database: SqliteDatabase, payload: bytes, log: LogCollector) -> bytes:
     """Run the calls of a payload in one transaction.
 
     Return the payload with their answers and the records of `log`.
@@ -388,7 +391,7 @@ def main(path: str, lock_token: str, service_version: str) -> None:
     log = LogCollector()
     _logger.addHandler(log)
     clock = AnchoredClock(logs_deviation=False)  # the service logs it
-    database = Database(path, clock, WorkerLock(path, lock_token or None))
+    database = SqliteDatabase(path, clock, WorkerLock(path, lock_token or None))
     header_size = _FRAME_HEADER.size
     with suppress(BrokenPipeError):  # the service has ended
         # A short read also means that the service has ended.
