@@ -355,16 +355,16 @@ def test_recovery_starts_at_half_of_the_rate_before() -> None:
         assert (expected, 8) == (limiter.rate, limiter.limit)
 
 
-def test_recovery_keeps_the_base() -> None:
+def test_recovery_keeps_the_unrelated_failure_share() -> None:
     """After an outage, a lane in which a fifth always fails needs no new tests of the rate."""
     limiter = recovered()
     target = UnlimitedTarget()
     run(limiter, target, backlog=3000, failing_attempts=0.2, seconds=12.0, seed=1)
-    assert 0.1 < limiter._base < 0.3
-    base = limiter._base
+    assert 0.1 < limiter._unrelated_failure_share < 0.3
+    share = limiter._unrelated_failure_share
     for _ in range(2):
         limiter.on_recovery(20.0)
-        assert base == limiter._base
+        assert share == limiter._unrelated_failure_share
         for number in range(100):  # the next outage begins during a test
             record(limiter, TRANSIENT, 21.0 + 0.001 * number)
         assert limiter._test is not None

@@ -1,28 +1,89 @@
 """A limiter that finds the capacity of a dependency: a rate and a concurrency limit that adapt.
 
-A control loop sets the rate. It has two unknowns: the *capacity*, which is the rate above which
-attempts are refused, and the *base*, which is the share of attempts that fail at any rate, because
-some tasks always fail. Below the capacity the share of successes is 1 - base. Above it, the number
-of successes per second stays the same, so their share falls as the rate grows. A single share
-cannot tell a high base from a low capacity. Two shares at different rates can. The phases:
+Theory of operation
+===================
 
-* Slow start: the rate doubles about every half second while calls succeed.
-* Test: after too many failures the rate is lowered to the estimated capacity, which is the
-  successes of the last second divided by 1 - base. The results at the lower rate show why the calls
-  failed. If the share of successes is 1 - base now, the old rate was above the capacity. Otherwise
-  the rate is lowered again. If the share is still the same, the failures do not depend on the rate.
-  Then the old rate is restored, and this share of failures is the new base for a minute. But if one
-  of several cuts has helped, only the last cut is undone: the rate before the first one was
-  refused.
+The *capacity* is the rate, in attempts per second, above which the dependency (the target) refuses
+attempts. The limiter keeps the rate of attempts as high as possible, but below the capacity.
+
+What is estimated
+-----------------
+
+Attempts fail for two reasons, and a single result does not show which one applies:
+
+* The rate is above the capacity. The target then accepts the same number of attempts per second,
+  whatever the rate, so the success share (successes / results) falls as the rate rises.
+* Some attempts fail at any rate, for example because of the data of some tasks. Their share of all
+  attempts is the *unrelated failure share*. Below the capacity, the success share is 1 minus this
+  share.
+
+So there are two unknowns: the capacity and the unrelated failure share. One success share cannot
+tell a low capacity from a high unrelated failure share. Two success shares at different rates can.
+Therefore the limiter lowers the rate when too many attempts fail, and compares the success share
+before and after: this is a *test*.
+
+Observations
+------------
+
+* Each result is a success or a failure. Permanent failures (such as a 404) and cancelled attempts
+  are ignored: the target has not refused them, but they took a token of the rate.
+* After the rate was lowered, the results of attempts that started before do not count. The target
+  refused them, or not, because of the earlier rate.
+* A sliding window of one second has the numbers of sent attempts, ignored attempts and failures.
+  Its successes per second are the estimate of the capacity.
+* `_excess_failures` is the cumulative sum (CUSUM) of failures above the tolerated failure share. It
+  exceeds `_alarm_threshold` when too many attempts fail. This starts a test.
+* Time-outs halve the concurrency limit, at most once for the attempts that ran at the same time.
+  Successes raise the limit.
+
+Phases
+------
+
+The property `phase` has these names. `rate` is None while it is unlimited.
+
+    unlimited, slow-start, probing ──too many failures──▶ test
+    test ──passed, capacity found──▶ probing
+    test ──passed, capacity not found──▶ slow-start
+    test ──refused──▶ test, at a lower rate
+    test ──capacity dropped──▶ test, from the beginning
+    test ──failures are unrelated──▶ unlimited, slow-start or probing, at a rate before the test
+    test ──all throttled──▶ waiting
+    waiting ──the first attempt that is not throttled──▶ slow-start
+    probing ──no failures for 2.5 periods of the curve──▶ slow-start
+    any phase ──the breaker closes after an outage──▶ slow-start
+
+* Slow start: the capacity is not known. The rate doubles about every half second while calls
+  succeed.
+* Test: the rate was lowered to the estimated capacity (a *cut*). The results at the lower rate lead
+  to one of the verdicts below.
 * Probing: the rate follows a cubic curve as in TCP CUBIC (RFC 9438). It returns quickly to the
   capacity that was found, stays there for a while, and then probes for more.
-* Waiting: while all attempts are throttled (429), one attempt at a time is started, after the time
-  of the last `Retry-After`. The first success has the effect of a recovery from an outage: slow
-  start from half of the old rate, with the old base. (If all attempts fail otherwise, the breaker
-  opens.)
+* Waiting: the target throttled (429) all attempts of a test. One attempt at a time is started,
+  after the time of the last `Retry-After`. After the first one that is not throttled, slow start
+  begins at half of the old rate, with the old unrelated failure share. (If all attempts fail in
+  another way, the breaker opens.)
 
-The constants were chosen in simulations of targets with capacities of 20 to 2,000 calls per second
-and latencies of 2 to 500 ms; tests/core/limiter_model.py has the model.
+Verdicts of a test
+------------------
+
+Wald's sequential test compares two hypotheses: the success share at the lower rate is as high as it
+is below the capacity, or it is still the success share before the cut.
+
+* `_PASSED`, the first: the rate before the cut was above the capacity, and the rate now is below.
+* `_REFUSED`, the second, or a success share between both: the rate is lowered again.
+* `_UNRELATED`, the second, although the rate was lowered more than once and the success share is
+  still the same: the failures do not depend on the rate. The rate before the test is restored, and
+  the failure share is the unrelated failure share for a minute. If one of several cuts has raised
+  the success share, only the last cut is undone: the rate before the first cut was refused.
+* `_CAPACITY_DROPPED`: the results first supported a passed test, and then clearly did not. The test
+  starts again at the same rate.
+* `_ALL_THROTTLED`: no estimate is possible; the limiter waits.
+
+Constants
+---------
+
+They were chosen in simulations of targets with capacities of 20 to 2,000 calls per second and
+latencies of 2 to 500 ms; tests/core/limiter_model.py has the model. The comments have the reasons.
 """
 
 from __future__ import annotations
@@ -40,173 +101,228 @@ _START_RATE = 10.0  # attempts per second after an outage, if no higher rate is 
 _START_LIMIT = 8  # attempts at a time, in a new limiter and after an outage
 _MIN_RATE = 1.0  # attempts per second; at a lower rate a test would take minutes
 _BURST_S = 0.02  # the bucket holds the tokens of 20 ms, so that a timer can start several attempts
-_MAX_HINT_S = 60.0  # longest `Retry-After` that delays all attempts, not only its own task
+_MAX_RETRY_AFTER_S = 60.0  # longest `Retry-After` that delays all attempts, not only its own task
 _MAX_SET_BACK_S = 1.0  # if the clock was set back further, the limiter is reset
 _CLOCK_ERROR_S = 1e-6  # rounding errors of times in epoch seconds
 
-# Growth. In slow start a success adds 1.4 attempts per second, so the rate grows by the factor e in
-# 0.7 s. The step shrinks with the latency L of results, because the rate exceeds the capacity for
-# at least L before a failure shows it.
-_SLOW_START_STEP = 1.4
+# Slow start. A success adds 1.4 attempts per second, so the rate grows by the factor e in 0.7 s.
+# The step shrinks with the latency L of results, because the rate exceeds the capacity for at least
+# L before a failure shows it.
+_SLOW_START_STEP = 1.4  # attempts per second
 _LATENCY_WEIGHT = 6.0  # 1 / s
+_LATENCY_SMOOTHING = 16  # each result has a weight of 1/16 in the smoothed latency
 _MAX_STEP_FACTOR = 2.0  # if some attempts are ignored, see `_raise_rate`
-_CUBIC_SCALE = 0.07  # the rate is 7 % above the capacity after two periods of the curve
-_MIN_PERIOD_S, _MAX_PERIOD_S = 2.0, 20.0  # of the curve
+
+# Probing. Two periods after the test, the curve is 7 % above the capacity.
+_CUBIC_SCALE = 0.07
+_MIN_PERIOD_S, _MAX_PERIOD_S = 2.0, 20.0
 _PERIOD_GROWTH = 2.0  # factor, each time a cut confirms the capacity
+_MAX_CONFIRMING_RATE = 1.25  # a cut from a rate up to this, relative to the capacity, confirms it
 # A period is long enough for this many results at the capacity. With 40, a capacity of 20 per
 # second was exceeded by 25 % and more: the rate was far above it when two attempts were refused.
 _MIN_PERIOD_RESULTS = 80.0
-_MAX_FIRST_PERIOD_S = 4.0  # but not longer, until a second cut has confirmed the capacity
-_MAX_CURVE_POSITION = 1.5  # in periods; no cut at 1.24 x the capacity: the estimate was too low
+_MAX_FIRST_PERIOD_S = 4.0  # upper bound of a period while only one cut has measured the capacity
+_MAX_CURVE_GROWTH = 1.1  # factor for each success
+# In periods. Without a cut by then (1.24 x the capacity), the estimate was too low: slow start
+# again.
+_MAX_CURVE_POSITION = 1.5
 
-# Detection: the cumulative sum (CUSUM) of failures above the tolerated share. At a rate of up to 88
-# per second two consecutive failures exceed the threshold; at a higher rate, about 20 ms of refused
-# attempts do. The threshold grows with the variance of the base: with a base of 25 % there is one
-# false alarm in about 10,000 results.
-_TOLERATED_SHARE = 0.06
-_TOLERATED_PER_S = 1.5  # failures per second at low rates, where tests take long
-_MIN_THRESHOLD, _THRESHOLD_S = 1.75, 0.02  # in failures; in seconds at the current rate
-_UNLIMITED_THRESHOLD = 6.0  # while the rate is not limited
-_THRESHOLD_PER_VARIANCE = 36.0
+# Detection of too many failures. At a rate of up to 88 per second two consecutive failures exceed
+# the threshold; at a higher rate, about 20 ms of refused attempts do. The threshold grows with the
+# variance of unrelated failures: with a share of 25 % there is one false alarm in about 10,000
+# results.
+_TOLERATED_FAILURE_SHARE = 0.06
+_TOLERATED_FAILURES_PER_S = 1.5  # at low rates, where tests take long
+_MIN_ALARM_FAILURES = 1.75
+_ALARM_S = 0.02  # or as many failures as there are attempts in this time at the current rate
+_UNLIMITED_ALARM_FAILURES = 6.0  # while the rate is not limited
+_ALARM_FAILURES_PER_VARIANCE = 36.0
 
 # Cuts
-_TEST_RATE_FACTOR = 0.93  # rate of a test, relative to the assumed capacity
-_MAX_CAPACITY_FACTOR = 0.97  # upper bound of the capacity, relative to the rate of refused calls
+_TEST_RATE_FACTOR = 0.93  # rate of a test, relative to the estimated capacity
+_MAX_CAPACITY_FACTOR = 0.97  # upper bound of the capacity, relative to the rate of refused attempts
 _MIN_CUT_FACTOR = 0.5  # a cut at most halves the rate, because it is based on few results
 _MIN_EARLY_CUT_FACTOR = 0.9  # in the first `_MIN_HISTORY_S`, with even fewer results
 _MIN_HISTORY_S = 0.7  # a slow start from half of the capacity reaches the capacity in 0.95 s
+_MIN_COVERED_S = 0.9  # of the window's second; its newest tenth is not complete
+_DEEP_CUT_FACTOR = 0.8  # a cut to less than this, relative to the rate, is followed by a pause
 _PAUSE_S = 0.2  # after a deep cut, until the queues and windows of the target are empty
 _LONG_PAUSE_S = 0.5  # after a burst without a rate limit
 _SETTLING_S = 0.25  # after a small cut: attempts that start in this time do not count for the test
 _TARGET_WINDOW_S = 1.0  # a target that counts calls per second refuses calls until this has passed
 
-# Tests
+# Tests. All shares without "failure" in their names are success shares: successes / results.
 _MIN_TEST_S = 1.0  # at least one window of a target that counts calls per second
-_MAX_TEST_S = 4.0  # at a low rate, if there are at least _MIN_TEST_RESULTS
+_MAX_TEST_S = 4.0  # at a low rate, if there are at least `_MIN_TEST_RESULTS`
 _MIN_TEST_RESULTS = 8
 _MIN_PASSED_RESULTS = 24  # results that confirm a capacity
-_MIN_DEAD_RESULTS = 32  # fewer results do not show that a target is down
-_PASSING_SHARE = 0.94  # of successes; with fewer the rate is still above the capacity
-_MOST_REFUSED_SHARE = 0.5  # of successes, below which most attempts were refused
-_DEAD_SHARE = 0.1  # of successes, below which the capacity cannot be estimated
-_BELOW_CAPACITY_SHARE = 0.97  # expected share of successes if the rate is below the capacity
-_MAX_SHARE_BEFORE = 0.9  # of successes before the cut; a test against a higher share takes too long
-_MAX_BASE = 0.85  # keeps the expected share of successes above `_DEAD_SHARE`
-_MAX_KEPT_BASE = 0.5  # the largest base that is kept over an outage
 _DECISION_LEVEL = 4.0  # log likelihood ratio of Wald's sequential test: 2 % of wrong decisions
-_MAX_SMALL_BASE = 0.06  # the largest base that a passed test keeps
-_BASE_WEIGHT = 64.0  # weight of that base, in results
-_MAX_BASE_AGE_S = 60.0  # a base is measured again, because the target may have recovered
+_BELOW_CAPACITY_SUCCESS_SHARE = 0.97  # expected below the capacity, without unrelated failures
+_PASSING_SUCCESS_SHARE = 0.94  # with a lower one the rate is still above the capacity
+_MAX_SUCCESS_SHARE_BEFORE_CUT = 0.9  # a test against a higher one takes too long
+_MOSTLY_REFUSED_SUCCESS_SHARE = 0.5  # below it, most attempts were refused
+_DOWN_SUCCESS_SHARE = 0.1  # below it, the capacity cannot be estimated: the target may be down
+_MIN_DOWN_RESULTS = 32  # fewer results do not show that a target is down
+_SIGNIFICANCE = 2  # standard deviations by which two success shares must differ
+_MIN_RISE = 0.02  # in addition, by which the success share must have risen
 
-_PASSED, _REFUSED, _UNRELATED, _CHANGED, _DEAD = range(5)
-"""Verdicts of a test: the rate is now below the capacity; it is still above it; the failures do not
-depend on the rate; the capacity has probably dropped during the test; all attempts are throttled.
-"""
+# The unrelated failure share
+_MAX_UNRELATED_FAILURE_SHARE = 0.85  # keeps the success share above `_DOWN_SUCCESS_SHARE`
+_MAX_UNRELATED_FAILURE_SHARE_AFTER_OUTAGE = 0.5
+_MAX_UNRELATED_FAILURE_SHARE_AFTER_RISE = 0.06  # after a passed test in which fewer attempts failed
+_OLD_UNRELATED_WEIGHT = 64.0  # of the old share after a passed test, in results
+_MAX_UNRELATED_AGE_S = 60.0  # the share is then measured again: the target may have recovered
+
+_PASSED, _REFUSED, _UNRELATED, _CAPACITY_DROPPED, _ALL_THROTTLED = range(5)
+"""The verdicts of a test, see above."""
 
 
 class _RateTest:
-    """The results of attempts at a lowered rate, and the state before the rate was lowered."""
+    """The results of attempts at a lowered rate, and the state before the rate was lowered.
+
+    A test has one cut or more. Each cut lowers the rate and starts to count results again.
+    """
 
     __slots__ = (
-        "earlier_results", "earlier_successes", "has_changed", "has_history", "has_improved",
-        "is_repeated", "likelihood_ratio", "max_ratio", "old_base", "old_capacity", "old_rate",
-        "rate_before", "results", "results_before", "share_before", "successes", "throttled",
+        "capacity_before_test",
+        "earlier_results",
+        "earlier_successes",
+        "had_capacity_drop",
+        "has_cut_helped",
+        "log_likelihood_ratio",
+        "max_log_likelihood_ratio",
+        "measures_capacity",
+        "rate_before_cut",
+        "rate_before_test",
+        "results",
+        "results_before_cut",
+        "success_share_before_cut",
+        "successes",
+        "throttled",
+        "unrelated_failure_share",
+        "was_cut_again",
         "was_unlimited",
     )  # fmt: skip
 
-    old_capacity: float  # 0: not known
+    capacity_before_test: float  # 0: not known, or refuted by the failures
     was_unlimited: bool
 
     def __init__(
-        self, *, rate: float, base: float, results: int, successes: int, has_history: bool
+        self,
+        *,
+        rate: float,
+        unrelated_failure_share: float,
+        results: int,
+        successes: int,
+        measures_capacity: bool,
     ) -> None:
-        self.old_rate, self.old_base = rate, base
-        self.earlier_results = self.earlier_successes = 0
-        self.is_repeated = False  # whether the rate was lowered more than once
-        self.has_changed = False  # whether there was a verdict `_CHANGED`
-        self.has_improved = False  # whether a cut has raised the share of successes
+        """Start a test at a lower rate than `rate`, at which there were these results."""
+        self.rate_before_test = rate
+        self.unrelated_failure_share = unrelated_failure_share  # before the test
+        self.earlier_results = self.earlier_successes = 0  # before the last cut
+        self.was_cut_again = False  # whether the rate was lowered more than once
+        self.had_capacity_drop = False  # whether there was a verdict `_CAPACITY_DROPPED`
+        self.has_cut_helped = False  # whether a cut has raised the success share
         self.results, self.successes = results, successes
-        self.restart(rate, has_history=has_history)
+        self.cut(rate, measures_capacity=measures_capacity)
 
-    def restart(self, rate: float, *, has_history: bool) -> None:
-        """Start a test at a lower rate than `rate`.
+    def cut(self, rate: float, *, measures_capacity: bool) -> None:
+        """Count results from the beginning, at a lower rate than `rate`.
 
-        `has_history`: the results so far are enough to estimate the capacity.
+        `measures_capacity`: the results so far are enough to estimate the capacity.
         """
-        self.has_history = has_history
-        self.rate_before, self.results_before = rate, self.results
-        highest = _MAX_SHARE_BEFORE * (1 - self.old_base)
-        self.share_before = max(_DEAD_SHARE, min(highest, self.share))
+        self.measures_capacity = measures_capacity
+        self.rate_before_cut, self.results_before_cut = rate, self.results
+        highest = _MAX_SUCCESS_SHARE_BEFORE_CUT * (1 - self.unrelated_failure_share)
+        self.success_share_before_cut = max(_DOWN_SUCCESS_SHARE, min(highest, self.success_share))
         self.earlier_results += self.results
         self.earlier_successes += self.successes
         self.discard_results()
 
     def discard_results(self) -> None:
-        """Start the test again, at the same rate."""
+        """Count results from the beginning, at the same rate."""
         self.results = self.successes = self.throttled = 0
-        self.likelihood_ratio = self.max_ratio = 0.0
+        self.log_likelihood_ratio = 0.0  # above 0: the success share is as below the capacity
+        self.max_log_likelihood_ratio = 0.0
 
     @property
-    def share(self) -> float:
-        """The share of successes at the current rate."""
+    def success_share(self) -> float:
+        """The success share at the current rate."""
         return self.successes / self.results
 
     @property
-    def total_share(self) -> float:
-        """The share of successes, including the earlier results."""
+    def total_success_share(self) -> float:
+        """The success share, including the results before the last cut."""
         total = self.successes + self.earlier_successes
         return total / (self.results + self.earlier_results)
 
     @property
-    def is_better(self) -> bool:
-        """Whether the share of successes is significantly higher than before the cut."""
-        before, results = self.share_before, self.results
-        deviation = sqrt(before * (1 - before) * (1 / results + 1 / self.results_before))
-        return self.share > before + 2 * deviation + 0.02
+    def has_success_share_risen(self) -> bool:
+        """Whether the success share is significantly higher than before the last cut."""
+        before, results = self.success_share_before_cut, self.results
+        deviation = sqrt(before * (1 - before) * (1 / results + 1 / self.results_before_cut))
+        return self.success_share > before + _SIGNIFICANCE * deviation + _MIN_RISE
 
     @property
-    def is_certain(self) -> bool:
+    def has_found_capacity(self) -> bool:
         """Whether a passed test has found the capacity."""
-        has_results = self.results >= _MIN_PASSED_RESULTS and self.has_history
-        return has_results and self.likelihood_ratio >= _DECISION_LEVEL
+        has_results = self.results >= _MIN_PASSED_RESULTS and self.measures_capacity
+        return has_results and self.log_likelihood_ratio >= _DECISION_LEVEL
+
+    @property
+    def has_dropped_since_peak(self) -> bool:
+        """Whether the evidence once favoured a passed test, and has lost two levels since."""
+        level = max(_DECISION_LEVEL, self.log_likelihood_ratio + 2 * _DECISION_LEVEL)
+        return self.max_log_likelihood_ratio >= level
 
     def record(self, is_success: bool, elapsed: float, rate: float) -> int | None:  # noqa: FBT001
-        """Count a result at `rate`. Return the verdict, or None if more results are needed."""
+        """Count a result at `rate`. Return the verdict, or None if more results are needed.
+
+        `elapsed`: the seconds since attempts count for this test.
+        """
         self.results += 1
         self.successes += is_success
-        results, before = self.results, self.share_before
-        # Wald's sequential test: is the share of successes as high as below the capacity, or is it
-        # the same as before the cut?
-        below = _BELOW_CAPACITY_SHARE * (1 - self.old_base)
-        self.likelihood_ratio += (
-            log(below / before) if is_success else log((1 - below) / (1 - before))
+        results, share_before = self.results, self.success_share_before_cut
+        share_below_capacity = _BELOW_CAPACITY_SUCCESS_SHARE * (1 - self.unrelated_failure_share)
+        self.log_likelihood_ratio += (
+            log(share_below_capacity / share_before)
+            if is_success
+            else log((1 - share_below_capacity) / (1 - share_before))
         )
-        self.max_ratio = max(self.max_ratio, self.likelihood_ratio)
-        can_change = not (self.has_changed or self.is_repeated)
-        change_level = max(_DECISION_LEVEL, self.likelihood_ratio + 2 * _DECISION_LEVEL)
-        if can_change and self.max_ratio >= change_level:
-            return _CHANGED
+        self.max_log_likelihood_ratio = max(
+            self.max_log_likelihood_ratio, self.log_likelihood_ratio
+        )
+        can_drop = not (self.had_capacity_drop or self.was_cut_again)
+        if can_drop and self.has_dropped_since_peak:
+            return _CAPACITY_DROPPED
         if elapsed < _MIN_TEST_S:
             return None
         if self.throttled == results and results >= _MIN_TEST_RESULTS:
-            return _DEAD
-        is_late = elapsed >= _MAX_TEST_S and results >= _MIN_TEST_RESULTS
-        if not is_late and abs(self.likelihood_ratio) < _DECISION_LEVEL:
+            return _ALL_THROTTLED
+        is_time_over = elapsed >= _MAX_TEST_S and results >= _MIN_TEST_RESULTS
+        if not is_time_over and abs(self.log_likelihood_ratio) < _DECISION_LEVEL:
             return None
-        if self.likelihood_ratio > 0:
-            if not is_late and results < _MIN_PASSED_RESULTS:
+        if self.log_likelihood_ratio > 0:
+            if not is_time_over and results < _MIN_PASSED_RESULTS:
                 return None
-            return _PASSED if self.share >= _PASSING_SHARE * (1 - self.old_base) else _REFUSED
-        if self.total_share < _DEAD_SHARE:
-            is_dead = results + self.earlier_results >= _MIN_DEAD_RESULTS
-            return _REFUSED if is_dead else None
-        # If the share has changed, the failures depend on the rate. The share before the first cut
-        # is not comparable, because the rate was rising.
-        is_worse = self.share < before - 2 * sqrt(before * (1 - before) / results)
+            passing_share = _PASSING_SUCCESS_SHARE * (1 - self.unrelated_failure_share)
+            return _PASSED if self.success_share >= passing_share else _REFUSED
+        if self.total_success_share < _DOWN_SUCCESS_SHARE:
+            is_down = results + self.earlier_results >= _MIN_DOWN_RESULTS
+            return _REFUSED if is_down else None
+        # The success share before the first cut is not comparable, because the rate was rising.
+        if not self.was_cut_again:
+            return _REFUSED
+        # If the success share has changed, the failures depend on the rate.
+        deviation = sqrt(share_before * (1 - share_before) / results)
+        is_lower = self.success_share < share_before - _SIGNIFICANCE * deviation
         # Above the capacity, the accepted calls per second stay the same, so their share rises.
-        above_share = min(below, before * self.rate_before / rate)
-        is_better = results >= 2 * _MIN_TEST_RESULTS and self.share > (before + above_share) / 2
-        return _UNRELATED if self.is_repeated and not (is_worse or is_better) else _REFUSED
+        share_above_capacity = min(share_below_capacity, share_before * self.rate_before_cut / rate)
+        is_higher = (
+            results >= 2 * _MIN_TEST_RESULTS
+            and self.success_share > (share_before + share_above_capacity) / 2
+        )
+        return _REFUSED if is_lower or is_higher else _UNRELATED
 
 
 class AdaptiveLimit:
@@ -223,10 +339,29 @@ class AdaptiveLimit:
     """
 
     __slots__ = (
-        "_base", "_capacity", "_cusum", "_evidence_from", "_filled_at", "_first_result_at",
-        "_hint_until", "_in_flight", "_last_timeout_at", "_latency", "_limit", "_max_in_flight",
-        "_max_rate", "_max_wait", "_period", "_rate_before_throttling", "_rate_limited_at",
-        "_test", "_tested_at", "_tokens", "_window", "attempts", "rate",
+        "_capacity",
+        "_excess_failures",
+        "_first_counted_start",
+        "_first_result_at",
+        "_in_flight",
+        "_last_delayed_start",
+        "_last_timeout_at",
+        "_latency_s",
+        "_limit",
+        "_max_in_flight",
+        "_max_rate",
+        "_max_wait",
+        "_period_s",
+        "_rate_before_throttling",
+        "_retry_after_until",
+        "_settled_at",
+        "_test",
+        "_tokens",
+        "_tokens_added_until",
+        "_unrelated_failure_share",
+        "_window",
+        "attempts",
+        "rate",
     )  # fmt: skip
 
     handles_throttling: bool = True
@@ -242,7 +377,7 @@ class AdaptiveLimit:
         self._max_wait = check_positive("max_wait", to_seconds(max_wait))
         self.rate: float | None = None
         """The current limit in attempts per second; None while the rate is not limited."""
-        self._limit = float(_START_LIMIT)
+        self._limit = float(_START_LIMIT)  # attempts at a time; fractions add up
         self._in_flight = 0
         self.attempts: set[int] = set()
         """The ids of attempts with a slot: see `Downstream.forget_attempt`."""
@@ -254,18 +389,19 @@ class AdaptiveLimit:
     def _reset_history(self, now: float) -> None:
         """Reset everything except the rate and the limit."""
         self._window = SlidingWindow(1.0, 3)
-        self._filled_at = now  # tokens were added up to this time; in the future during a pause
-        self._evidence_from = -inf  # attempts that started earlier do not count
-        self._rate_limited_at = self._last_timeout_at = self._hint_until = -inf
+        self._tokens_added_until = now  # in the future during a pause
+        self._first_counted_start = -inf  # earlier attempts started at another rate
+        self._last_delayed_start = -inf  # of an attempt that had to wait for a token
+        self._last_timeout_at = self._retry_after_until = -inf
         self._first_result_at = inf
-        self._latency = self._cusum = 0.0
-        self._base = 0.0
+        self._latency_s = self._excess_failures = 0.0
+        self._unrelated_failure_share = 0.0
         self._rate_before_throttling: float | None = None
         """The rate before all attempts were throttled; None: not all attempts are throttled."""
-        self._capacity: float | None = None  # None in slow start
-        self._period = _MIN_PERIOD_S
+        self._capacity: float | None = None  # attempts per second; None in slow start
+        self._period_s = _MIN_PERIOD_S  # of the cubic curve
         self._test: _RateTest | None = None
-        self._tested_at = now  # the end of the last test, or the first result
+        self._settled_at = now  # the end of the last test, or the first result
 
     @property
     def limit(self) -> int:
@@ -279,7 +415,7 @@ class AdaptiveLimit:
         Store this rate, so that a restarted process continues with it.
         """
         if self._test is not None:
-            return self._test.old_rate
+            return self._test.rate_before_test
         return self.rate if self._rate_before_throttling is None else self._rate_before_throttling
 
     @property
@@ -324,17 +460,17 @@ class AdaptiveLimit:
         if rate is None:
             self._in_flight += 1
             return 0.0
-        elapsed = now - self._filled_at  # negative during a pause
-        if elapsed < -_MAX_HINT_S:  # the clock was set back
-            elapsed, self._filled_at = 0.0, now
+        elapsed = now - self._tokens_added_until  # negative during a pause
+        if elapsed < -_MAX_RETRY_AFTER_S:  # no pause is that long: the clock was set back
+            elapsed, self._tokens_added_until = 0.0, now
         if elapsed > 0:
             self._tokens = min(max(1.0, rate * _BURST_S), self._tokens + elapsed * rate)
-            self._filled_at = now
+            self._tokens_added_until = now
         wait = max(0.0, (1 - self._tokens) / rate) + max(0.0, -elapsed)
         if wait < _CLOCK_ERROR_S:
             wait = 0.0
         else:
-            self._rate_limited_at = now + wait
+            self._last_delayed_start = now + wait
             if wait > self._max_wait:
                 return None
         self._tokens -= 1
@@ -365,22 +501,24 @@ class AdaptiveLimit:
             return
         if is_success:
             limit = self._limit
+            # The limit grows only if at least half of it is used.
             if limit < self._max_in_flight and (self._in_flight + 1) * 2 > limit:
+                # Until the first time-out, the limit doubles for each round of attempts.
                 step = 1.0 if self._last_timeout_at == -inf else 1 / limit
                 self._limit = min(self._max_in_flight, limit + step)
-            if self.rate is None and not self._cusum:
+            if self.rate is None and not self._excess_failures:
                 return  # the usual case: there is no failure to react to
         else:
             counts[_FAILURES] += 1
             self._record_failure(outcome, now - duration, now)
-        if now - duration >= self._evidence_from:  # else it started at an earlier rate
+        if now - duration >= self._first_counted_start:
             self._adapt_rate(is_success, duration, now)
 
     def _advance_window(self, now: float) -> SlidingWindow:
         if now < self._window.bucket_end:
             self._reset_history(now)  # the clock was set back, so no stored time is valid
         if self._first_result_at == inf:
-            self._first_result_at = self._tested_at = now
+            self._first_result_at = self._settled_at = now
         self._window.advance(now)
         return self._window
 
@@ -396,30 +534,33 @@ class AdaptiveLimit:
 
     def on_recovery(self, now: float) -> None:
         """Restart with half of the old rate, at least 10 per second, and 8 attempts at a time."""
-        rate_before, base = self.settled_rate or 0.0, self._base
+        rate_before, failure_share = self.settled_rate or 0.0, self._unrelated_failure_share
         if self._test is not None:
-            base = self._test.old_base
+            failure_share = self._test.unrelated_failure_share
         self._reset_history(now)
         # An outage does not change the share of attempts that always fail.
-        self._base = min(base, _MAX_KEPT_BASE)
+        self._unrelated_failure_share = min(
+            failure_share, _MAX_UNRELATED_FAILURE_SHARE_AFTER_OUTAGE
+        )
         self._set_rate(max(_START_RATE, rate_before / 2))
-        self._tokens, self._filled_at = 0.0, now
+        self._tokens, self._tokens_added_until = 0.0, now
         self._limit = float(min(_START_LIMIT, self._max_in_flight))
 
     def _set_rate(self, rate: float) -> None:
         self.rate = min(rate, self._max_rate)
 
     def _record_failure(self, outcome: Outcome, started: float, now: float) -> None:
+        """Lower the concurrency limit after a time-out; note that an attempt was throttled."""
         if outcome.timeout and started >= self._last_timeout_at:
             # Only time-outs lower the concurrency. Refused attempts are short, and a low limit for
             # them would hide the capacity of the target.
             self._limit = max(1.0, self._limit / 2)
             self._last_timeout_at = now
         if outcome.kind is _THROTTLED:
-            if self._test is not None and started >= self._evidence_from:
+            if self._test is not None and started >= self._first_counted_start:
                 self._test.throttled += 1
             if outcome.hint is not None and outcome.hint.delay:
-                self._hint_until = now + min(outcome.hint.delay, _MAX_HINT_S)
+                self._retry_after_until = now + min(outcome.hint.delay, _MAX_RETRY_AFTER_S)
 
     def _react_to_single_attempt(self, outcome: Outcome, duration: float, now: float) -> None:
         """Continue to wait, or start again if the target has accepted an attempt."""
@@ -431,50 +572,57 @@ class AdaptiveLimit:
         self._delay_next_attempt(now)
 
     def _adapt_rate(self, is_success: bool, duration: float, now: float) -> None:  # noqa: FBT001
-        self._latency += (duration - self._latency) / 16
+        """Continue a test, start one after too many failures, or raise the rate."""
+        self._latency_s += (duration - self._latency_s) / _LATENCY_SMOOTHING
         if self._test is not None:
             self._record_test(self._test, is_success, now)
             return
-        rate, base, cusum = self.rate, self._base, self._cusum
+        rate, unrelated = self.rate, self._unrelated_failure_share
+        excess = self._excess_failures
         if not is_success:
-            cusum += 1
-        tolerated = _TOLERATED_SHARE
+            excess += 1
+        tolerated = _TOLERATED_FAILURE_SHARE
         if rate is not None:
-            tolerated = max(tolerated, _TOLERATED_PER_S / rate)
-        cusum = cusum - base - tolerated
-        self._cusum = cusum if cusum > 0 else 0.0
+            tolerated = max(tolerated, _TOLERATED_FAILURES_PER_S / rate)
+        excess = excess - unrelated - tolerated
+        self._excess_failures = excess if excess > 0 else 0.0
         # A success raises no alarm, even if `configure` has just lowered the threshold.
-        if not is_success and self._cusum > self._alarm_threshold():
-            self._cut(now)
+        if not is_success and self._excess_failures > self._alarm_threshold():
+            self._start_test(now)
             return
-        if base > _TOLERATED_SHARE and now > self._tested_at + _MAX_BASE_AGE_S:
-            self._base = self._cusum = 0.0
-        if is_success and rate is not None and self._rate_limited_at >= now - 1:
+        if unrelated > _TOLERATED_FAILURE_SHARE and now > self._settled_at + _MAX_UNRELATED_AGE_S:
+            self._unrelated_failure_share = self._excess_failures = 0.0
+        # Without a recent attempt that had to wait, the rate does not limit the attempts.
+        if is_success and rate is not None and self._last_delayed_start >= now - 1:
             self._raise_rate(rate, now)
 
     def _alarm_threshold(self) -> float:
-        rate, base = self.rate, self._base
+        """Return the number of excess failures above which a test starts."""
+        rate, unrelated = self.rate, self._unrelated_failure_share
         threshold = (
-            _UNLIMITED_THRESHOLD if rate is None else max(_MIN_THRESHOLD, _THRESHOLD_S * rate)
+            _UNLIMITED_ALARM_FAILURES if rate is None else max(_MIN_ALARM_FAILURES, _ALARM_S * rate)
         )
-        return threshold + _THRESHOLD_PER_VARIANCE * base * (1 - base)
+        return threshold + _ALARM_FAILURES_PER_VARIANCE * unrelated * (1 - unrelated)
 
     def _raise_rate(self, rate: float, now: float) -> None:
+        """Raise the rate after a success: in slow start, or along the cubic curve."""
         capacity = self._capacity
         if capacity is None:
-            step = _SLOW_START_STEP / (1 + _LATENCY_WEIGHT * self._latency) / (1 - self._base)
+            latency_divisor = 1 + _LATENCY_WEIGHT * self._latency_s
+            step = _SLOW_START_STEP / latency_divisor / (1 - self._unrelated_failure_share)
             # Ignored attempts also take tokens. They must not slow down the growth.
             sent = self._window.total(_SENT)
-            evidence = sent - self._window.total(_IGNORED)
-            self._set_rate(rate + step * min(_MAX_STEP_FACTOR, sent / evidence))
+            results = sent - self._window.total(_IGNORED)
+            self._set_rate(rate + step * min(_MAX_STEP_FACTOR, sent / results))
             return
-        position = (now - self._tested_at) / self._period - 1
+        position = (now - self._settled_at) / self._period_s - 1  # 0: at the capacity
         if position > _MAX_CURVE_POSITION:
             self._capacity = None
         else:
-            self._set_rate(max(rate, min(1.1 * rate, capacity * (1 + _CUBIC_SCALE * position**3))))
+            curve_rate = capacity * (1 + _CUBIC_SCALE * position**3)
+            self._set_rate(max(rate, min(_MAX_CURVE_GROWTH * rate, curve_rate)))
 
-    def _cut(self, now: float) -> None:
+    def _start_test(self, now: float) -> None:
         """Lower the rate after too many failures, and start a test."""
         total = self._window.total
         sent = total(_SENT)
@@ -482,22 +630,29 @@ class AdaptiveLimit:
         successes = results - total(_FAILURES)
         has_history = now - self._first_result_at >= _MIN_HISTORY_S
         rate = max(float(sent), _START_RATE) if self.rate is None else self.rate
-        base, self._base = self._base, 0.0
+        unrelated, self._unrelated_failure_share = self._unrelated_failure_share, 0.0
         self._test = test = _RateTest(
-            rate=rate, base=base, results=results, successes=successes, has_history=has_history
+            rate=rate,
+            unrelated_failure_share=unrelated,
+            results=results,
+            successes=successes,
+            measures_capacity=has_history,
         )
         test.was_unlimited = self.rate is None
         old_capacity = self._capacity
-        is_confirmed = old_capacity is not None and old_capacity < rate < 1.25 * old_capacity
-        self._period = _PERIOD_GROWTH * self._period if is_confirmed else _MIN_PERIOD_S
+        is_confirmed = (
+            old_capacity is not None and old_capacity < rate < _MAX_CONFIRMING_RATE * old_capacity
+        )
+        self._period_s = _PERIOD_GROWTH * self._period_s if is_confirmed else _MIN_PERIOD_S
         # If attempts failed at a rate below the known capacity, this is probably a false alarm.
-        test.old_capacity = 0.0 if old_capacity is None or rate >= old_capacity else old_capacity
-        # The accepted attempts of the last second are the best estimate of the capacity. Of these,
-        # only the share 1 - base succeeds.
-        covered_s = max(0.9, now - self._window.bucket_end + 1)  # the newest bucket is not complete
-        accepted = sent * successes / results / (1 - base)
+        is_refuted = old_capacity is None or rate >= old_capacity
+        test.capacity_before_test = 0.0 if old_capacity is None or is_refuted else old_capacity
+        # The attempts that the target accepted in the last second are the best estimate of the
+        # capacity. Of these, only the share `1 - unrelated` succeeds.
+        covered_s = max(_MIN_COVERED_S, now - self._window.bucket_end + 1)
+        accepted = sent * successes / results / (1 - unrelated)
         capacity = min(_MAX_CAPACITY_FACTOR * rate, accepted / covered_s)
-        pause = 0.0 if capacity >= 0.8 * rate else _PAUSE_S
+        pause = 0.0 if capacity >= _DEEP_CUT_FACTOR * rate else _PAUSE_S
         if test.was_unlimited:
             capacity, pause = max(capacity, _START_RATE), _LONG_PAUSE_S
         else:
@@ -505,60 +660,79 @@ class AdaptiveLimit:
             capacity = max(capacity, rate * min_factor)
         self._lower_rate(capacity, pause, successes / results, now)
 
-    def _lower_rate(self, capacity: float, pause: float, share: float, now: float) -> None:
-        if share < _MOST_REFUSED_SHARE:  # a single `Retry-After` delays only its own task
-            pause = max(pause, self._hint_until - now)
-        self._hint_until = -inf
+    def _lower_rate(self, capacity: float, pause: float, success_share: float, now: float) -> None:
+        """Set the rate of a test of this capacity, and start no attempt during the pause.
+
+        `success_share` is that at the rate before.
+        """
+        # A single `Retry-After` delays only its own task.
+        if success_share < _MOSTLY_REFUSED_SUCCESS_SHARE:
+            pause = max(pause, self._retry_after_until - now)
+        self._retry_after_until = -inf
         self._capacity = max(_MIN_RATE, capacity)
         self._set_rate(_TEST_RATE_FACTOR * self._capacity)
         self._tokens = min(self._tokens, 0.0)
-        self._filled_at = now + pause
-        self._evidence_from = now + (pause or _SETTLING_S)
+        self._tokens_added_until = now + pause
+        self._first_counted_start = now + (pause or _SETTLING_S)
 
     def _record_test(self, test: _RateTest, is_success: bool, now: float) -> None:  # noqa: FBT001
+        """Count a result for the test, and act on the verdict if there is one."""
         rate = self.rate or _MIN_RATE
-        verdict = test.record(is_success, now - self._evidence_from, rate)
+        verdict = test.record(is_success, now - self._first_counted_start, rate)
         if verdict == _PASSED:
-            if not test.is_certain:
-                self._capacity = None
-            elif not (test.is_repeated or test.is_better):
-                known_capacity = _MAX_CAPACITY_FACTOR * test.old_capacity
-                self._capacity = max(self._capacity or 0.0, known_capacity)
-            # A small share of failures becomes the base, so that it does not cause another test.
-            old_base = test.old_base
-            if test.share > 1 - old_base + 2 * sqrt(old_base * (1 - old_base) / test.results):
-                old_base = min(old_base, _MAX_SMALL_BASE)  # fewer attempts fail now
-            failures = _BASE_WEIGHT * old_base + test.results - test.successes
-            self._finish_test(failures / (test.results + _BASE_WEIGHT), now)
+            self._end_passed_test(test, now)
         elif verdict == _REFUSED:
-            share = test.share
-            is_dead = share < _DEAD_SHARE
-            test.has_improved |= test.is_better
-            accepted_share = min(1.0, share / (1 - test.old_base))
-            capacity = rate * (_MIN_CUT_FACTOR if is_dead else accepted_share)
-            test.is_repeated = True
-            test.restart(rate, has_history=not is_dead)
-            self._lower_rate(capacity, _PAUSE_S, share, now)
-            if share < _MOST_REFUSED_SHARE:
-                self._evidence_from += _TARGET_WINDOW_S
-        elif verdict == _CHANGED:  # the results before the change do not count
-            test.has_changed = True
+            self._cut_again(test, rate, now)
+        elif verdict == _CAPACITY_DROPPED:  # the results before the drop do not count
+            test.had_capacity_drop = True
             test.discard_results()
-            self._evidence_from = now
-        elif verdict == _DEAD:
-            self._wait_for_success(test.old_rate, now)
-        elif verdict == _UNRELATED:  # restore a rate, and tolerate this share of failures
-            if test.has_improved:
-                # The rate before the first cut was too high, but not the rate before the last one.
-                self._capacity = test.rate_before
-                self._set_rate(test.rate_before)
-                self._finish_test(1 - test.share, now)
-                return
-            self._capacity = test.old_rate if test.old_capacity else None
-            self._set_rate(test.old_rate)
-            if test.was_unlimited and self._max_rate == inf:
-                self.rate = None
-            self._finish_test(1 - test.total_share, now)
+            self._first_counted_start = now
+        elif verdict == _ALL_THROTTLED:
+            self._wait_for_success(test.rate_before_test, now)
+        elif verdict == _UNRELATED:
+            self._restore_rate(test, now)
+
+    def _end_passed_test(self, test: _RateTest, now: float) -> None:
+        """Continue at the rate of the test: probing if it has found the capacity."""
+        if not test.has_found_capacity:
+            self._capacity = None
+        elif not (test.was_cut_again or test.has_success_share_risen):
+            known_capacity = _MAX_CAPACITY_FACTOR * test.capacity_before_test
+            self._capacity = max(self._capacity or 0.0, known_capacity)
+        # A small failure share counts as unrelated, so that it does not cause another test.
+        old_share = test.unrelated_failure_share
+        deviation = sqrt(old_share * (1 - old_share) / test.results)
+        if test.success_share > 1 - old_share + _SIGNIFICANCE * deviation:
+            old_share = min(old_share, _MAX_UNRELATED_FAILURE_SHARE_AFTER_RISE)
+        failures = _OLD_UNRELATED_WEIGHT * old_share + test.results - test.successes
+        self._end_test(failures / (test.results + _OLD_UNRELATED_WEIGHT), now)
+
+    def _cut_again(self, test: _RateTest, rate: float, now: float) -> None:
+        """Lower the rate of the test, because most failures continue."""
+        success_share = test.success_share
+        is_down = success_share < _DOWN_SUCCESS_SHARE
+        test.has_cut_helped |= test.has_success_share_risen
+        accepted_share = min(1.0, success_share / (1 - test.unrelated_failure_share))
+        capacity = rate * (_MIN_CUT_FACTOR if is_down else accepted_share)
+        test.was_cut_again = True
+        test.cut(rate, measures_capacity=not is_down)
+        self._lower_rate(capacity, _PAUSE_S, success_share, now)
+        if success_share < _MOSTLY_REFUSED_SUCCESS_SHARE:
+            self._first_counted_start += _TARGET_WINDOW_S
+
+    def _restore_rate(self, test: _RateTest, now: float) -> None:
+        """Restore a rate before the test, and tolerate the failure share that was measured."""
+        if test.has_cut_helped:
+            # The rate before the first cut was too high, but not the rate before the last one.
+            self._capacity = test.rate_before_cut
+            self._set_rate(test.rate_before_cut)
+            self._end_test(1 - test.success_share, now)
+            return
+        self._capacity = test.rate_before_test if test.capacity_before_test else None
+        self._set_rate(test.rate_before_test)
+        if test.was_unlimited and self._max_rate == inf:
+            self.rate = None
+        self._end_test(1 - test.total_success_share, now)
 
     def _wait_for_success(self, rate_before: float, now: float) -> None:
         """Start one attempt at a time, because the target throttles all of them.
@@ -572,12 +746,14 @@ class AdaptiveLimit:
         self._delay_next_attempt(now)
 
     def _delay_next_attempt(self, now: float) -> None:
+        """Let the next attempt wait for the end of the last `Retry-After`, at least a second."""
         self._tokens = 0.0
-        self._filled_at = max(now, self._hint_until - 1 / _MIN_RATE)
+        self._tokens_added_until = max(now, self._retry_after_until - 1 / _MIN_RATE)
 
-    def _finish_test(self, base: float, now: float) -> None:
+    def _end_test(self, unrelated_failure_share: float, now: float) -> None:
         self._test = None
-        self._base, self._cusum, self._tested_at = min(base, _MAX_BASE), 0.0, now
+        self._unrelated_failure_share = min(unrelated_failure_share, _MAX_UNRELATED_FAILURE_SHARE)
+        self._excess_failures, self._settled_at = 0.0, now
         if self._capacity is not None:
             shortest = min(_MAX_FIRST_PERIOD_S, _MIN_PERIOD_RESULTS / self._capacity)
-            self._period = min(_MAX_PERIOD_S, max(self._period, shortest))
+            self._period_s = min(_MAX_PERIOD_S, max(self._period_s, shortest))

@@ -1,13 +1,50 @@
 """The circuit breaker: closed, open, half-open, and the states that an operator sets.
 
+Theory of operation
+===================
+
+A breaker estimates whether calls to a dependency are worth making. While they are not, it rejects
+them: the caller need not wait for a failure, and the dependency can recover.
+
     CLOSED ──too many failures──▶ OPEN ──time is up──▶ HALF_OPEN ──probes succeed──▶ CLOSED
                                    ▲                       │
                                    └──too many probes fail─┘   (open for longer each time)
 
-A probe is a call that a half-open breaker admits, to test the dependency. Each admitted call gets a
-permit (a number): a number of its own for a probe, and the current generation for any other call.
-Every change of state starts a new generation. The result of a call from an earlier generation is
-not counted, because it is no evidence about the current state.
+What is estimated
+-----------------
+
+Closed: the share of attempts that fail (`failure_rate`) and of those that are slow (`slow_rate`),
+in a sliding window of the last seconds, and the numbers of failures and of time-outs in a row. Each
+is compared with its limit when an attempt ends.
+
+A share of few attempts says little, so both shares need at least `min_calls` calls. A retry adds no
+call: it often fails for the same reason as the attempt before, so 20 calls with 3 retries each
+would look like 80 independent failures. But retries are attempts, so they count in the shares.
+
+A short interruption (a *blip*) such as a restart of the dependency ends all running attempts at the
+same moment, and may fail all that start in the same moment. A breaker that opened then would reject
+calls to a dependency that already works. So for `failure_rate`, the failed attempts must also have
+started, and ended, at least `min_span` apart.
+
+Half-open: whether the dependency has recovered. A *probe* is a call that a half-open breaker admits
+to find out. `probes` of them run at a time. `close_after` successes close the breaker; it re-opens
+as soon as so many probes have failed that fewer than `close_after` of `probes` can succeed.
+
+Permits and generations
+-----------------------
+
+`admit` returns a permit, a number that identifies the call when its result is recorded. Every
+change of state starts a new *generation*. The permit of a probe is a unique number. The permit of
+any other call is the number of the current generation. The result of a call from an earlier
+generation is not counted, because it is no evidence about the current state.
+
+Speed
+-----
+
+Most calls succeed while the breaker is closed. `try_count_success` counts such a success with one
+addition, if two attributes show that it cannot change the state: `can_count_success` (there
+is no failure in the window) and `_cannot_open_until_next_bucket` (the share of failures is below
+the limit, and successes only lower it). Otherwise, `record` evaluates all rules.
 """
 
 from __future__ import annotations
@@ -57,7 +94,8 @@ _MANUAL_STATES = {
 }
 _CALLS, _RETRIES, _FAILURES, _SLOW = range(4)
 """The columns of the sliding window, one for each kind of event. The attempts are the sum of the
-first two: `_CALLS` counts the first attempt of each call."""
+first two: `_CALLS` counts the first attempt of each call. Failed and slow attempts are counted in
+`_FAILURES` and `_SLOW` too."""
 _OTHER_ARGUMENT_NAMES = {
     "fail_max": "consecutive", "failure_threshold": "consecutive", "reset_timeout": "open_for",
     "recovery_timeout": "open_for",
@@ -91,14 +129,14 @@ class Breaker:
     """
 
     __slots__ = (
-        "_close_after", "_consecutive_failures", "_consecutive_timeouts", "_count_retries",
-        "_failure_rate", "_first_failed_end", "_first_failed_start", "_growth",
-        "_has_optional_rules", "_is_below_rate", "_last_failed_end", "_last_failed_start",
-        "_last_probe_permit", "_max_consecutive_failures", "_max_consecutive_timeouts", "_max_open",
-        "_min_calls", "_min_span", "_open_for", "_open_until", "_probe_failures",
-        "_probe_successes", "_running_probes", "_slow_after", "_slow_rate", "_spread", "_window",
-        "can_count_success", "consecutive_opens", "generation", "is_tripped", "permit_if_closed",
-        "probes", "state",
+        "_cannot_open_until_next_bucket", "_failure_share_to_open", "_failures_in_a_row",
+        "_failures_in_a_row_to_open", "_first_failed_end", "_first_failed_start", "_growth",
+        "_has_optional_rules", "_last_failed_end", "_last_failed_start", "_last_probe_permit",
+        "_max_open", "_min_calls", "_min_failure_span", "_open_for", "_open_until",
+        "_probe_failures", "_probe_successes", "_probe_successes_to_close", "_retry_column",
+        "_running_probes", "_slow_after", "_slow_share_to_open", "_spread", "_timeouts_in_a_row",
+        "_timeouts_in_a_row_to_open", "_window", "can_count_success", "consecutive_opens",
+        "generation", "is_tripped", "permit_if_closed", "probes", "state",
     )  # fmt: skip
 
     def __init__(
@@ -123,23 +161,23 @@ class Breaker:
     ) -> None:
         known = Breaker.__init__.__kwdefaults__ or ()
         reject_unknown_arguments("tarry.Breaker", unknown, known, _OTHER_ARGUMENT_NAMES)
-        self._failure_rate = check_ratio("failure_rate", failure_rate)
+        self._failure_share_to_open = check_ratio("failure_rate", failure_rate)
         self._min_calls = check_count("min_calls", min_calls)
         self._window = SlidingWindow(check_positive("window", to_seconds(window)), 4)
-        self._min_span = check_at_least("min_span", to_seconds(min_span), 0)
+        self._min_failure_span = check_at_least("min_span", to_seconds(min_span), 0)
         if not isinstance(count_retries, bool):
             raise ConfigurationTypeError("count_retries", "must be True or False", count_retries)
-        self._count_retries = count_retries
-        self._max_consecutive_failures = (
+        self._retry_column = _CALLS if count_retries else _RETRIES
+        self._failures_in_a_row_to_open = (
             None if consecutive is None else check_count("consecutive", consecutive)
         )
-        self._max_consecutive_timeouts = (
+        self._timeouts_in_a_row_to_open = (
             None if timeouts is None else check_count("timeouts", timeouts)
         )
         self._slow_after = (
             None if slow_after is None else check_positive("slow_after", to_seconds(slow_after))
         )
-        self._slow_rate = check_ratio("slow_rate", slow_rate)
+        self._slow_share_to_open = check_ratio("slow_rate", slow_rate)
         self._open_for = check_positive("open_for", to_seconds(open_for))
         self._growth = check_at_least("growth", growth, 1)
         self._max_open = check_positive("max_open", to_seconds(max_open))
@@ -149,9 +187,9 @@ class Breaker:
         self._spread = check_at_least("spread", spread, 0)
         self.probes: int = check_count("probes", probes)
         """Number of calls admitted at a time while half-open."""
-        self._close_after = self.probes
+        self._probe_successes_to_close = self.probes
         if close_after is not None:
-            self._close_after = check_count("close_after", close_after)
+            self._probe_successes_to_close = check_count("close_after", close_after)
             if close_after > probes:
                 rule = f"must be at most probes ({probes})"
                 raise ConfigurationError("close_after", rule, close_after)
@@ -162,23 +200,20 @@ class Breaker:
         """Whether the breaker is open or half-open; not while it is forced open."""
         self.permit_if_closed: int | None = 0
         """The permit that `admit` returns while the breaker is closed; None in other states."""
+        # Both are False with `slow_after` (a success may be slow), and after a time-out (a success
+        # ends the time-outs in a row).
         self.can_count_success: bool = self._slow_after is None
-        """Whether a success changes nothing but a counter, because there is no recent failure.
+        """True while the window has no failure. Then a success cannot open or close the breaker."""
+        self._cannot_open_until_next_bucket = self.can_count_success
+        """True while the share of failures is below `failure_rate`, in the newest bucket.
 
-        Always False with `slow_after`, and in states other than closed and metrics-only. Also False
-        after a failure or timeout, and in a new metrics-only state, until `record` finds none.
-        """
-        self._is_below_rate = self.can_count_success
-        """Whether the share of failures is so low that no success can open the breaker.
-
-        Valid until the newest bucket ends: until then, successes only lower the share. Without a
-        new failure, it rises only when a bucket leaves the window. False with `slow_after`, and
-        after a timeout.
+        Until that bucket ends, a success only lowers the share. Without a new failure, the share
+        rises only when an old bucket leaves the window.
         """
         # The rules `consecutive`, `timeouts` and `slow_after`
         self._has_optional_rules = (consecutive, timeouts, slow_after) != (None, None, None)
-        self._consecutive_failures = 0
-        self._consecutive_timeouts = 0
+        self._failures_in_a_row = 0
+        self._timeouts_in_a_row = 0
         # The earliest and the latest start, and the first and the last end, of the attempts that
         # have failed since the window was last without failures. A blip can fail attempts that
         # start together but end at different times, and it can reset attempts that started at
@@ -210,7 +245,8 @@ class Breaker:
             return True
         if state is _HALF_OPEN:
             return self._count_running_probes(now) < self.probes
-        return not (state is _FORCED_OPEN or (state is _OPEN and now < self._open_until))
+        is_waiting = state is _OPEN and now < self._open_until
+        return not is_waiting and state is not _FORCED_OPEN
 
     def try_count_success(self, permit: int, now: float, is_retry: bool = False) -> bool:  # noqa: FBT001, FBT002 - positional for speed
         """Count a success if it cannot open or close the breaker.
@@ -223,11 +259,11 @@ class Breaker:
         if self.can_count_success:
             if now >= window.bucket_end:
                 window.advance(now)
-        elif self._is_below_rate and now < window.bucket_end:
-            self._consecutive_failures = self._consecutive_timeouts = 0
+        elif self._cannot_open_until_next_bucket and now < window.bucket_end:
+            self._failures_in_a_row = self._timeouts_in_a_row = 0
         else:
             return False
-        window.current[_RETRIES if is_retry and not self._count_retries else _CALLS] += 1
+        window.current[self._retry_column if is_retry else _CALLS] += 1
         return True
 
     def record(
@@ -259,30 +295,32 @@ class Breaker:
         if now >= window.bucket_end:
             window.advance(now)
         current, past = window.current, window.past
-        current[_RETRIES if is_retry and not self._count_retries else _CALLS] += 1
+        current[self._retry_column if is_retry else _CALLS] += 1
         if is_slow:
             current[_SLOW] += 1
         if failed:
             self._extend_failure_span(now - duration, now)
             current[_FAILURES] += 1
-            self._consecutive_failures += 1
+            self._failures_in_a_row += 1
         else:
-            self._consecutive_failures = 0
-        self._consecutive_timeouts = self._consecutive_timeouts + 1 if timed_out else 0
+            self._failures_in_a_row = 0
+        self._timeouts_in_a_row = self._timeouts_in_a_row + 1 if timed_out else 0
         failure_count = past[_FAILURES] + current[_FAILURES]
         self.can_count_success = slow_after is None and not (failure_count or timed_out)
         call_count = past[_CALLS] + current[_CALLS]
         attempt_count = call_count + past[_RETRIES] + current[_RETRIES]
         # A division: 0.07 * 100 would be slightly above 7 failures of 100 attempts.
-        is_rate_reached = failure_count / attempt_count >= self._failure_rate
-        self._is_below_rate = slow_after is None and not (is_rate_reached or timed_out)
+        is_failure_share_reached = failure_count / attempt_count >= self._failure_share_to_open
+        self._cannot_open_until_next_bucket = slow_after is None and not (
+            is_failure_share_reached or timed_out
+        )
         if state is not _CLOSED:
             return
         if (
-            is_rate_reached
+            is_failure_share_reached
             and call_count >= self._min_calls
-            and self._last_failed_start - self._first_failed_start >= self._min_span
-            and self._last_failed_end - self._first_failed_end >= self._min_span
+            and self._last_failed_start - self._first_failed_start >= self._min_failure_span
+            and self._last_failed_end - self._first_failed_end >= self._min_failure_span
         ) or (
             self._has_optional_rules
             and (failed or slow_after is not None)
@@ -335,7 +373,7 @@ class Breaker:
         """Return the numbers of attempts, failed attempts and slow attempts in the window."""
         if now >= self._window.bucket_end:
             self._window.advance(now)
-            self._is_below_rate = self.can_count_success
+            self._cannot_open_until_next_bucket = self.can_count_success
         total = self._window.total
         return total(_CALLS) + total(_RETRIES), total(_FAILURES), total(_SLOW)
 
@@ -354,17 +392,17 @@ class Breaker:
     def _is_optional_rule_met(
         self, call_count: int, attempt_count: int, failure_count: int
     ) -> bool:
-        limit = self._max_consecutive_failures
-        if limit is not None and self._consecutive_failures >= limit:
+        limit = self._failures_in_a_row_to_open
+        if limit is not None and self._failures_in_a_row >= limit:
             return True
-        limit = self._max_consecutive_timeouts
+        limit = self._timeouts_in_a_row_to_open
         # With many concurrent calls, several can time out in a row while others succeed.
         is_without_success = failure_count == attempt_count
-        if limit is not None and self._consecutive_timeouts >= limit and is_without_success:
+        if limit is not None and self._timeouts_in_a_row >= limit and is_without_success:
             return True
         if self._slow_after is None or call_count < self._min_calls:
             return False
-        return self._window.total(_SLOW) / attempt_count >= self._slow_rate
+        return self._window.total(_SLOW) / attempt_count >= self._slow_share_to_open
 
     def _count_running_probes(self, now: float) -> int:
         """Return the number of probes without a result.
@@ -388,12 +426,12 @@ class Breaker:
     def _record_probe(self, now: float, random_number: float, *, is_success: bool) -> None:
         if is_success:
             self._probe_successes += 1
-            if self._probe_successes >= self._close_after:
+            if self._probe_successes >= self._probe_successes_to_close:
                 self.consecutive_opens = 0
                 self._set_state(_CLOSED)
         else:
             self._probe_failures += 1
-            if self._probe_failures > self.probes - self._close_after:
+            if self._probe_failures > self.probes - self._probe_successes_to_close:
                 self._open(now, random_number)
 
     def _open(self, now: float, random_number: float) -> None:
@@ -408,12 +446,12 @@ class Breaker:
     def _set_state(self, state: BreakerState) -> BreakerState:
         self.state = state
         self.generation = self._last_probe_permit = self.generation + _GENERATION_STEP
-        self._consecutive_failures = self._consecutive_timeouts = 0
+        self._failures_in_a_row = self._timeouts_in_a_row = 0
         self._running_probes.clear()
         self._probe_successes = self._probe_failures = 0
         self._window.clear()
         self.is_tripped = state is _OPEN or state is _HALF_OPEN
         self.permit_if_closed = self.generation if state is _CLOSED else None
         self.can_count_success = state is _CLOSED and self._slow_after is None
-        self._is_below_rate = self.can_count_success
+        self._cannot_open_until_next_bucket = self.can_count_success
         return state

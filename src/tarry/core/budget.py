@@ -48,26 +48,45 @@ class Budget(Protocol):
         ...
 
     def record(self, outcome: Outcome, paid: float, now: float) -> None:
-        """Record that an attempt ended; `paid` is the cost of the attempt, 0 for a first one."""
+        """Record that an attempt ended; `paid` is its cost, 0 for a first attempt."""
         ...
 
 
 class TokenPrices(NamedTuple):
     """The tokens that a retry costs and that a success earns."""
 
-    retry: float  # cost after a failure that is neither of the next two
-    throttled: float
-    timeout: float
-    clean_success: float
+    retry: float
+    """Cost of a retry after a failure that is neither a throttled attempt nor a time-out."""
+    retry_after_throttling: float
+    retry_after_timeout: float
+    first_attempt_success: float
     """Tokens earned by a success of the first attempt."""
-    late_success: float | None
+    retry_success: float | None
     """Tokens earned by a success after retries; None if it earns the cost of the last retry."""
 
 
 PRICES = {
-    "classic": TokenPrices(retry=5, throttled=5, timeout=5, clean_success=5, late_success=5),
-    "aws-2020": TokenPrices(retry=5, throttled=5, timeout=10, clean_success=1, late_success=None),
-    "aws-2026": TokenPrices(retry=14, throttled=5, timeout=14, clean_success=1, late_success=None),
+    "classic": TokenPrices(
+        retry=5,
+        retry_after_throttling=5,
+        retry_after_timeout=5,
+        first_attempt_success=5,
+        retry_success=5,
+    ),
+    "aws-2020": TokenPrices(
+        retry=5,
+        retry_after_throttling=5,
+        retry_after_timeout=10,
+        first_attempt_success=1,
+        retry_success=None,
+    ),
+    "aws-2026": TokenPrices(
+        retry=14,
+        retry_after_throttling=5,
+        retry_after_timeout=14,
+        first_attempt_success=1,
+        retry_success=None,
+    ),
 }
 
 
@@ -89,8 +108,8 @@ class TokenBudget:
     def cost(self, outcome: Outcome) -> float:
         """Return the cost of a retry after this outcome."""
         if outcome.kind is _THROTTLED:
-            return self._prices.throttled
-        return self._prices.timeout if outcome.timeout else self._prices.retry
+            return self._prices.retry_after_throttling
+        return self._prices.retry_after_timeout if outcome.timeout else self._prices.retry
 
     def balance(self, now: float) -> float:  # noqa: ARG002 - part of the protocol
         """Return the tokens in the bucket."""
@@ -113,9 +132,9 @@ class TokenBudget:
             return
         prices = self._prices
         if not paid:
-            earned = prices.clean_success
+            earned = prices.first_attempt_success
         else:
-            earned = paid if prices.late_success is None else prices.late_success
+            earned = paid if prices.retry_success is None else prices.retry_success
         self._tokens = min(self._capacity, self._tokens + earned)
 
 
@@ -126,15 +145,16 @@ class RatioBudget:
     addition, `min_per_second` retries per second are allowed for clients with few calls.
     """
 
-    __slots__ = ("_min_retries", "_ratio", "_window")
+    __slots__ = ("_min_retries_per_window", "_retries_per_call", "_window")
 
     def __init__(
         self, ratio: float = 0.1, *, window: Seconds = 10.0, min_per_second: float = 1.0
     ) -> None:
-        self._ratio = check_ratio("ratio", ratio)
+        self._retries_per_call = check_ratio("ratio", ratio)
         window_s = check_positive("window", to_seconds(window))
         self._window = SlidingWindow(window_s, 2)
-        self._min_retries = check_at_least("min_per_second", min_per_second, 0) * window_s
+        min_per_second = check_at_least("min_per_second", min_per_second, 0)
+        self._min_retries_per_window = min_per_second * window_s
 
     def cost(self, outcome: Outcome) -> float:  # noqa: ARG002 - part of the protocol
         """Return 1: every retry has the same cost."""
@@ -143,7 +163,7 @@ class RatioBudget:
     def balance(self, now: float) -> float:
         """Return the number of retries that can still start in this window."""
         window = self._window_at(now)
-        earned = self._min_retries + self._ratio * window.total(_CALLS)
+        earned = self._min_retries_per_window + self._retries_per_call * window.total(_CALLS)
         return max(0.0, earned - window.total(_RETRIES))
 
     def withdraw(self, cost: float, now: float) -> bool:
@@ -179,7 +199,7 @@ class ThrottleBudget:
     thousandths, as the specification requires.
     """
 
-    __slots__ = ("_capacity", "_millitokens", "_success_millitokens")
+    __slots__ = ("_capacity", "_millitokens", "_millitokens_per_success")
 
     _MAX_TOKENS = 1000
 
@@ -189,8 +209,9 @@ class ThrottleBudget:
             rule = f"must be at most {self._MAX_TOKENS}, got {max_tokens}"
             raise ConfigurationError("max_tokens", rule)
         ratio = min(check_positive("token_ratio", token_ratio), self._MAX_TOKENS)
-        self._success_millitokens = int(ratio * 1000 + 1e-9)  # 1.001 * 1000 is slightly below 1001
-        if not self._success_millitokens:
+        # 1.001 * 1000 is slightly below 1001.
+        self._millitokens_per_success = int(ratio * 1000 + 1e-9)
+        if not self._millitokens_per_success:
             raise ConfigurationError("token_ratio", "must be at least 0.001", token_ratio)
 
     def cost(self, outcome: Outcome) -> float:  # noqa: ARG002 - part of the protocol
@@ -211,7 +232,7 @@ class ThrottleBudget:
     def record(self, outcome: Outcome, paid: float, now: float) -> None:  # noqa: ARG002 - see `Budget`
         """Take a token after a failure that is not permanent; add `token_ratio` after a success."""
         if outcome.kind is _SUCCESS:
-            earned = self._success_millitokens
+            earned = self._millitokens_per_success
             self._millitokens = min(self._capacity, self._millitokens + earned)
         elif outcome.kind is not Kind.PERMANENT:
             self._millitokens = max(0, self._millitokens - 1000)

@@ -112,9 +112,9 @@ def _explain_budget(budget: BudgetSummary, repeats: str) -> str:
         prices = PRICES[arguments["preset"]]
         return (
             f"{repeats} take {prices.retry:g} of {arguments['capacity']:g} tokens each, and a "
-            f"success of a first attempt adds {prices.clean_success:g}; without any success, they "
-            f"stop after {floor(budget.retries_without_success)} {repeats}, and then the load is "
-            "1 x the calls"
+            f"success of a first attempt adds {prices.first_attempt_success:g}; without any "
+            f"success, they stop after {floor(budget.retries_without_success)} {repeats}, and then "
+            "the load is 1 x the calls"
         )
     tokens = arguments["max_tokens"]
     return (

@@ -378,7 +378,7 @@ def summarize_budget(defence: Defence) -> BudgetSummary | None:
     kind = defence.budget["kind"]
     if kind == "token":
         prices = PRICES[arguments["preset"]]
-        per_success = prices.clean_success / prices.retry
+        per_success = prices.first_attempt_success / prices.retry
         return BudgetSummary(kind, arguments, per_success, budget.balance(0.0) / prices.retry)
     per_success = arguments["ratio" if kind == "ratio" else "token_ratio"]
     return BudgetSummary(kind, arguments, per_success, budget.balance(0.0))
