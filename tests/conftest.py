@@ -1,13 +1,17 @@
-"""Hypothesis profiles, garbage collection, and SIGINT in the processes that tests start.
+"""Hypothesis profiles, coroutine functions, garbage collection, and SIGINT in started processes.
 
 By default, hypothesis tries the same examples on every run. `pytest --hypothesis-profile=thorough`
 tries more examples, with new randomness.
 """
 
+import asyncio
 import gc
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.async_tests import run_async_test
 
 settings.register_profile(
     "ci",
@@ -39,3 +43,9 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine function on a new event loop."""
+    return run_async_test(pyfuncitem, lambda main: asyncio.run(main()))

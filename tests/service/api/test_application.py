@@ -6,33 +6,25 @@ from typing import Any
 
 import pytest
 
-from tests.service.api.harness import ApiHarness, run_with_api
+from tests.service.api.harness import ApiHarness
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/retry-tasks/", "/retry-tasks//x", "/docs/x"])
-def test_an_unknown_path_is_404(path: str) -> None:
+async def test_an_unknown_path_is_404(api: ApiHarness, path: str) -> None:
     """The response is a problem with the title "Not found"."""
-
-    async def test(api: ApiHarness) -> None:
-        assert "Not found" == (await api.request("GET", path)).problem["title"]
-
-    run_with_api(test)
+    assert "Not found" == (await api.request("GET", path)).problem["title"]
 
 
-def test_web_sockets_are_closed() -> None:
+async def test_web_sockets_are_closed(api: ApiHarness) -> None:
     """A WebSocket connection is closed, because the API has no WebSockets."""
+    sent: list[Any] = []
 
-    async def test(api: ApiHarness) -> None:
-        sent: list[Any] = []
+    async def receive() -> dict[str, Any]:
+        return {"type": "websocket.connect"}
 
-        async def receive() -> dict[str, Any]:
-            return {"type": "websocket.connect"}
+    async def send(message: Any) -> None:
+        sent.append(message)
 
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        scope = {"type": "websocket", "path": "/x", "root_path": "", "headers": []}
-        await api.api(scope, receive, send)
-        assert ["websocket.close"] == [message["type"] for message in sent]
-
-    run_with_api(test)
+    scope = {"type": "websocket", "path": "/x", "root_path": "", "headers": []}
+    await api.api(scope, receive, send)
+    assert ["websocket.close"] == [message["type"] for message in sent]

@@ -16,7 +16,7 @@ from tarry.service.api.events import EventResource
 from tarry.service.engine.reporting import EngineEvent
 from tarry.service.model import AttemptRecord
 from tarry.testing import VirtualClock
-from tests.service.api.harness import NOW, ApiHarness, FakeTime, run_with_api
+from tests.service.api.harness import NOW, ApiHarness, FakeTime
 from tests.service.api.test_auth import create_key
 
 
@@ -76,55 +76,47 @@ def build_event(kind: str, tenant: str = "default", **fields: Any) -> EngineEven
     return EngineEvent(kind=kind, at=NOW, tenant=tenant, lane=lane, **fields)
 
 
-def test_events_are_sent_to_their_tenant() -> None:
+async def test_events_are_sent_to_their_tenant(api: ApiHarness) -> None:
     """A stream has only the events of its tenant, each with an id."""
-
-    async def test(api: ApiHarness) -> None:
-        reader = EventReader(api.api)
-        start = await reader.wait_for_start()
-        assert (b"content-type", b"text/event-stream; charset=utf-8") in start["headers"]
-        api.engine.events.publish(build_event("added", "other"))
-        api.engine.events.publish(build_event("added", task_id="i", attempts=0))
-        api.engine.events.publish(build_event("parked"))
-        expected = {
-            "kind": "added",
-            "at": NOW,
-            "lane": "https:a:443",
-            "taskId": "i",
-            "attemptNumber": 0,
-        }
-        assert (f"{NOW}-1", "added", expected) == await reader.next_event()
-        assert (f"{NOW}-2", "parked") == (await reader.next_event())[:2]
-        reader.disconnect.set()
-        await reader.task
-        assert not api.engine.events.listeners
-
-    run_with_api(test)
+    reader = EventReader(api.api)
+    start = await reader.wait_for_start()
+    assert (b"content-type", b"text/event-stream; charset=utf-8") in start["headers"]
+    api.engine.events.publish(build_event("added", "other"))
+    api.engine.events.publish(build_event("added", task_id="i", attempts=0))
+    api.engine.events.publish(build_event("parked"))
+    expected = {
+        "kind": "added",
+        "at": NOW,
+        "lane": "https:a:443",
+        "taskId": "i",
+        "attemptNumber": 0,
+    }
+    assert (f"{NOW}-1", "added", expected) == await reader.next_event()
+    assert (f"{NOW}-2", "parked") == (await reader.next_event())[:2]
+    reader.disconnect.set()
+    await reader.task
+    assert not api.engine.events.listeners
 
 
-def test_events_contain_no_text_of_the_target() -> None:
+async def test_events_contain_no_text_of_the_target(api: ApiHarness) -> None:
     """Excerpt and error message, which may contain secrets, are null in events."""
-
-    async def test(api: ApiHarness) -> None:
-        reader = EventReader(api.api)
-        await reader.wait_for_start()
-        attempt = AttemptRecord(
-            number=1, scheduled_at=NOW, started_at=NOW, status=401, outcome="permanent", excerpt="s"
-        )
-        api.engine.events.publish(build_event("attempt", task_id="i", attempt=attempt))
-        returned = (await reader.next_event())[2]["attempt"]
-        assert (401, None, "i") == (
-            returned["responseStatus"],
-            returned["responseExcerpt"],
-            returned["taskId"],
-        )
-        attempt.status, attempt.error = "UNAUTHENTICATED", "token s is not valid"
-        api.engine.events.publish(build_event("attempt", task_id="i", attempt=attempt))
-        assert (await reader.next_event())[2]["attempt"]["errorMessage"] is None
-        reader.disconnect.set()
-        await reader.task
-
-    run_with_api(test)
+    reader = EventReader(api.api)
+    await reader.wait_for_start()
+    attempt = AttemptRecord(
+        number=1, scheduled_at=NOW, started_at=NOW, status=401, outcome="permanent", excerpt="s"
+    )
+    api.engine.events.publish(build_event("attempt", task_id="i", attempt=attempt))
+    returned = (await reader.next_event())[2]["attempt"]
+    assert (401, None, "i") == (
+        returned["responseStatus"],
+        returned["responseExcerpt"],
+        returned["taskId"],
+    )
+    attempt.status, attempt.error = "UNAUTHENTICATED", "token s is not valid"
+    api.engine.events.publish(build_event("attempt", task_id="i", attempt=attempt))
+    assert (await reader.next_event())[2]["attempt"]["errorMessage"] is None
+    reader.disconnect.set()
+    await reader.task
 
 
 def test_an_event_is_encoded_once_for_all_readers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,100 +250,84 @@ def test_a_stream_that_is_behind_sends_small_parts() -> None:
     VirtualClock().run(lambda: test(ApiHarness()))
 
 
-def test_tenants_share_the_memory_for_events(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tenants_share_the_memory_for_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """With many tenants, a buffer is smaller. It is removed with the last stream of its tenant."""
     monkeypatch.setattr(events, "_MAX_BUFFER_BYTES", 10_000)
 
-    async def test(api: ApiHarness) -> None:
-        tenants = ["acme", "beta"]
-        readers = [
-            EventReader(api.api, key=(await create_key(api, tenant))[0]) for tenant in tenants
-        ]
-        for reader in readers:
-            await reader.wait_for_start()
-        for _ in range(1_000):
-            for tenant in tenants:
-                api.engine.events.publish(build_event("added", tenant))
-        buffers = api.api._events._buffers
-        assert set(tenants) == set(buffers)
-        assert all(4_500 < buffer._buffered_bytes <= 5_000 for buffer in buffers.values())
-        for reader in readers:
-            reader.disconnect.set()
-            await reader.task
-        assert not buffers
-
-    run_with_api(test, keys=True)
+    api = ApiHarness(keys=True)
+    tenants = ["acme", "beta"]
+    readers = [EventReader(api.api, key=(await create_key(api, tenant))[0]) for tenant in tenants]
+    for reader in readers:
+        await reader.wait_for_start()
+    for _ in range(1_000):
+        for tenant in tenants:
+            api.engine.events.publish(build_event("added", tenant))
+    buffers = api.api._events._buffers
+    assert set(tenants) == set(buffers)
+    assert all(4_500 < buffer._buffered_bytes <= 5_000 for buffer in buffers.values())
+    for reader in readers:
+        reader.disconnect.set()
+        await reader.task
+    assert not buffers
 
 
-def test_an_idle_stream_sends_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_stream_sends_comments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comments are sent regularly, so that proxies keep the connection open."""
     monkeypatch.setattr(events, "_HEARTBEAT_S", 0.0)
+    api = ApiHarness()
 
-    async def test(api: ApiHarness) -> None:
-        reader = EventReader(api.api)
-        await reader.wait_for_start()
-        assert b": still here\n\n" == (await reader.sent.get())["body"]
-        reader.disconnect.set()
-        await reader.task
-
-    run_with_api(test)
+    reader = EventReader(api.api)
+    await reader.wait_for_start()
+    assert b": still here\n\n" == (await reader.sent.get())["body"]
+    reader.disconnect.set()
+    await reader.task
 
 
-def test_streams_end_with_the_service() -> None:
+async def test_streams_end_with_the_service(api: ApiHarness) -> None:
     """Closing the API ends open streams."""
-
-    async def test(api: ApiHarness) -> None:
-        reader = EventReader(api.api)
-        await reader.wait_for_start()
-        api.api.close()
-        await reader.task
-        assert {"type": "http.response.body", "body": b""} == await reader.sent.get()
-        assert not api.engine.events.listeners
-
-    run_with_api(test)
+    reader = EventReader(api.api)
+    await reader.wait_for_start()
+    api.api.close()
+    await reader.task
+    assert {"type": "http.response.body", "body": b""} == await reader.sent.get()
+    assert not api.engine.events.listeners
 
 
-def test_tenants_share_the_streams() -> None:
+async def test_tenants_share_the_streams() -> None:
     """A tenant may have as many streams as are free; then it gets a 429, but others a stream."""
-
-    async def test(api: ApiHarness) -> None:
-        secrets = [(await create_key(api, tenant))[0] for tenant in ("acme", "beta")]
-        acme, beta = ({"X-API-Key": secret} for secret in secrets)
-        readers = [EventReader(api.api, key=secrets[0]) for _ in range(2)]
-        for reader in readers:
-            await reader.wait_for_start()
-        rejected = await api.request("GET", "/events", headers=acme)
-        assert (429, "10") == (rejected.status, rejected.header("retry-after"))
-        assert "2 open event streams" in rejected.problem["detail"]
-        readers.append(EventReader(api.api, key=secrets[1]))
-        await readers[-1].wait_for_start()
-        assert 429 == (await api.request("GET", "/events", headers=beta)).status
-        for reader in readers:
-            reader.disconnect.set()
-            await reader.task
-
-    run_with_api(test, keys=True, limits=ApiLimits(max_event_streams=4))
-
-
-def test_the_number_of_streams_is_limited() -> None:
-    """Without a free stream, all tenants are rejected; a closed stream frees its slot."""
-
-    async def test(api: ApiHarness) -> None:
-        secrets = [(await create_key(api, tenant))[0] for tenant in ("acme", "beta")]
-        reader = EventReader(api.api, key=secrets[0])
+    api = ApiHarness(keys=True, limits=ApiLimits(max_event_streams=4))
+    secrets = [(await create_key(api, tenant))[0] for tenant in ("acme", "beta")]
+    acme, beta = ({"X-API-Key": secret} for secret in secrets)
+    readers = [EventReader(api.api, key=secrets[0]) for _ in range(2)]
+    for reader in readers:
         await reader.wait_for_start()
-        rejected = await api.request("GET", "/events", headers={"X-API-Key": secrets[1]})
-        assert (503, "10") == (rejected.status, rejected.header("retry-after"))
+    rejected = await api.request("GET", "/events", headers=acme)
+    assert (429, "10") == (rejected.status, rejected.header("retry-after"))
+    assert "2 open event streams" in rejected.problem["detail"]
+    readers.append(EventReader(api.api, key=secrets[1]))
+    await readers[-1].wait_for_start()
+    assert 429 == (await api.request("GET", "/events", headers=beta)).status
+    for reader in readers:
         reader.disconnect.set()
         await reader.task
-        head = EventReader(api.api, "HEAD", secrets[1])
-        await head.task
-        assert 200 == (await head.sent.get())["status"]
-        assert b"" == (await head.sent.get())["body"]
-        assert isinstance(api.api._events, EventResource)
-        assert not api.engine.events.listeners
 
-    run_with_api(test, keys=True, limits=ApiLimits(max_event_streams=1))
+
+async def test_the_number_of_streams_is_limited() -> None:
+    """Without a free stream, all tenants are rejected; a closed stream frees its slot."""
+    api = ApiHarness(keys=True, limits=ApiLimits(max_event_streams=1))
+    secrets = [(await create_key(api, tenant))[0] for tenant in ("acme", "beta")]
+    reader = EventReader(api.api, key=secrets[0])
+    await reader.wait_for_start()
+    rejected = await api.request("GET", "/events", headers={"X-API-Key": secrets[1]})
+    assert (503, "10") == (rejected.status, rejected.header("retry-after"))
+    reader.disconnect.set()
+    await reader.task
+    head = EventReader(api.api, "HEAD", secrets[1])
+    await head.task
+    assert 200 == (await head.sent.get())["status"]
+    assert b"" == (await head.sent.get())["body"]
+    assert isinstance(api.api._events, EventResource)
+    assert not api.engine.events.listeners
 
 
 @pytest.mark.parametrize("is_busy", [True, False])
@@ -415,17 +391,15 @@ def test_a_stream_ends_when_its_key_cannot_be_checked(
     clock.run(test)
 
 
-def test_an_event_that_cannot_be_encoded_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_event_that_cannot_be_encoded_is_dropped(
+    api: ApiHarness, caplog: pytest.LogCaptureFixture
+) -> None:
     """The error is logged, and the streams continue."""
-
-    async def test(api: ApiHarness) -> None:
-        reader = EventReader(api.api)
-        await reader.wait_for_start()
-        api.engine.events.publish(build_event("odd", reason=object()))
-        api.engine.events.publish(build_event("added"))
-        assert "added" == (await reader.next_event())[1]
-        assert "event listener failed, event=odd" in caplog.text
-        reader.disconnect.set()
-        await reader.task
-
-    run_with_api(test)
+    reader = EventReader(api.api)
+    await reader.wait_for_start()
+    api.engine.events.publish(build_event("odd", reason=object()))
+    api.engine.events.publish(build_event("added"))
+    assert "added" == (await reader.next_event())[1]
+    assert "event listener failed, event=odd" in caplog.text
+    reader.disconnect.set()
+    await reader.task

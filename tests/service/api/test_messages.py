@@ -13,7 +13,7 @@ from tarry.service.api.context import ApiLimits
 from tarry.service.api.messages import ApiRequest
 from tarry.service.api.problems import ApiError
 from tarry.service.tenant_shares import TenantShares
-from tests.service.api.harness import TARGET, ApiHarness, run_with_api
+from tests.service.api.harness import TARGET, ApiHarness
 
 JSON = {b"content-type": b"application/json"}
 
@@ -35,20 +35,19 @@ def chunked_request(*chunks: bytes, tenant: str = "a") -> ApiRequest:
     return ApiRequest({}, receive, JSON, tenant=tenant)
 
 
-def test_the_total_size_of_incomplete_bodies_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_total_size_of_incomplete_bodies_is_limited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Bodies above the limit get a 503, and a complete body frees its share."""
     monkeypatch.setattr(messages, "_buffered_body_bytes", TenantShares(18))
 
-    async def main() -> None:
-        many = [chunked_request(b"12345", b"67890").read_body(100) for _ in range(4)]
-        results = await asyncio.gather(*many, return_exceptions=True)
-        rejected = [result for result in results if isinstance(result, ApiError)]
+    many = [chunked_request(b"12345", b"67890").read_body(100) for _ in range(4)]
+    results = await asyncio.gather(*many, return_exceptions=True)
+    rejected = [result for result in results if isinstance(result, ApiError)]
 
-        assert {503} == {error.problem.status for error in rejected}
-        assert len(results) - len(rejected) == results.count(b"1234567890") > 0
-        assert b"1234567890" == await chunked_request(b"12345", b"67890").read_body(100)
-
-    asyncio.run(main())
+    assert {503} == {error.problem.status for error in rejected}
+    assert len(results) - len(rejected) == results.count(b"1234567890") > 0
+    assert b"1234567890" == await chunked_request(b"12345", b"67890").read_body(100)
 
 
 @pytest.mark.parametrize(
@@ -56,48 +55,41 @@ def test_the_total_size_of_incomplete_bodies_is_limited(monkeypatch: pytest.Monk
     [{"type": "http.request", "body": b"2"}, {"type": "http.disconnect"}],
     ids=["complete", "disconnected"],
 )
-def test_incomplete_bodies_of_a_tenant_leave_memory_for_others(
+async def test_incomplete_bodies_of_a_tenant_leave_memory_for_others(
     monkeypatch: pytest.MonkeyPatch, last_message: dict[str, Any]
 ) -> None:
     """A tenant gets a 503 when it has used its share; another tenant can still send a body."""
     shares = TenantShares(100)
     monkeypatch.setattr(messages, "_buffered_body_bytes", shares)
 
-    async def main() -> None:
-        may_end = asyncio.Event()
+    may_end = asyncio.Event()
 
-        def slow_request() -> ApiRequest:
-            remaining = [{"type": "http.request", "body": b"1" * 10, "more_body": True}]
+    def slow_request() -> ApiRequest:
+        remaining = [{"type": "http.request", "body": b"1" * 10, "more_body": True}]
 
-            async def receive() -> dict[str, Any]:
-                if remaining:
-                    return remaining.pop()
-                await may_end.wait()
-                return last_message
+        async def receive() -> dict[str, Any]:
+            if remaining:
+                return remaining.pop()
+            await may_end.wait()
+            return last_message
 
-            return ApiRequest({}, receive, JSON, tenant="a")
+        return ApiRequest({}, receive, JSON, tenant="a")
 
-        tasks = [asyncio.create_task(slow_request().read_body(100)) for _ in range(10)]
-        await asyncio.sleep(0)
-        assert 50 == shares.used_by("a")
-        other = chunked_request(b"12345", b"67890", tenant="b")
-        assert b"1234567890" == await other.read_body(100)
-        may_end.set()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert 5 == sum(isinstance(result, ApiError) for result in results)
-        assert 0 == shares.used_by("a") == shares.used_by("b")
-
-    asyncio.run(main())
+    tasks = [asyncio.create_task(slow_request().read_body(100)) for _ in range(10)]
+    await asyncio.sleep(0)
+    assert 50 == shares.used_by("a")
+    other = chunked_request(b"12345", b"67890", tenant="b")
+    assert b"1234567890" == await other.read_body(100)
+    may_end.set()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert 5 == sum(isinstance(result, ApiError) for result in results)
+    assert 0 == shares.used_by("a") == shares.used_by("b")
 
 
 @pytest.mark.parametrize(
     ("method", "path", "detail"),
     [
-        (
-            "DELETE",
-            "/dead-letters",
-            PURGE_DETAIL,
-        ),
+        ("DELETE", "/dead-letters", PURGE_DETAIL),
         ("DELETE", "/retry-tasks/{task}", "body must be empty."),
         ("POST", "/retry-tasks/{task}/retry", "body must be empty."),
         ("DELETE", "/retry-policies/mine", "body must be empty."),
@@ -112,23 +104,19 @@ def test_incomplete_bodies_of_a_tenant_leave_memory_for_others(
 @pytest.mark.parametrize(
     "framing_header", [("content-length", "2"), ("transfer-encoding", "chunked")]
 )
-def test_an_unexpected_body_is_422(
-    framing_header: tuple[str, str], method: str, path: str, detail: str
+async def test_an_unexpected_body_is_422(
+    api: ApiHarness, framing_header: tuple[str, str], method: str, path: str, detail: str
 ) -> None:
     """A body is rejected, because it may be a filter that would be ignored."""
-
-    async def test(api: ApiHarness) -> None:
-        task = await api.create()
-        response = await api.request(
-            method, path.format(task=task["taskId"]), body=b"{}", headers=dict([framing_header])
-        )
-        assert (422, "body", detail) == (
-            response.status,
-            response.problem["field"],
-            response.problem["detail"],
-        )
-
-    run_with_api(test)
+    task = await api.create()
+    response = await api.request(
+        method, path.format(task=task["taskId"]), body=b"{}", headers=dict([framing_header])
+    )
+    assert (422, "body", detail) == (
+        response.status,
+        response.problem["field"],
+        response.problem["detail"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,117 +129,89 @@ def test_an_unexpected_body_is_422(
         ("PUT", "/retry-policies/mine"),
     ],
 )
-def test_an_unexpected_query_is_422(method: str, path: str) -> None:
+async def test_an_unexpected_query_is_422(api: ApiHarness, method: str, path: str) -> None:
     """A query is rejected, so that `?dryRun=true` does not start a replay."""
-
-    async def test(api: ApiHarness) -> None:
-        response = await api.request(method, f"{path}?dryRun=true", {})
-        assert (422, "dryRun", "dryRun is not a known field.") == (
-            response.status,
-            response.problem["field"],
-            response.problem["detail"],
-        )
-        assert [] == (await api.request("GET", "/dead-letters/replays")).json["items"]
-
-    run_with_api(test)
+    response = await api.request(method, f"{path}?dryRun=true", {})
+    assert (422, "dryRun", "dryRun is not a known field.") == (
+        response.status,
+        response.problem["field"],
+        response.problem["detail"],
+    )
+    assert [] == (await api.request("GET", "/dead-letters/replays")).json["items"]
 
 
 @pytest.mark.parametrize(
     "content_type", ["", "text/plain", "application/x-www-form-urlencoded", "application/jsonp"]
 )
-def test_other_content_types_are_415(content_type: str) -> None:
+async def test_other_content_types_are_415(api: ApiHarness, content_type: str) -> None:
     """Content types that a web page can send without a CORS preflight are rejected."""
-
-    async def test(api: ApiHarness) -> None:
-        response = await api.request(
-            "POST", "/retry-tasks", {"targetUrl": TARGET}, headers={"content-type": content_type}
-        )
-        assert (415, "application/json") == (response.status, response.header("accept"))
-        assert 0 == await api.count_tasks()
-
-    run_with_api(test)
+    response = await api.request(
+        "POST", "/retry-tasks", {"targetUrl": TARGET}, headers={"content-type": content_type}
+    )
+    assert (415, "application/json") == (response.status, response.header("accept"))
+    assert 0 == await api.count_tasks()
 
 
-def test_the_content_type_can_have_parameters() -> None:
+async def test_the_content_type_can_have_parameters(api: ApiHarness) -> None:
     """`application/json; charset=utf-8` is accepted."""
-
-    async def test(api: ApiHarness) -> None:
-        headers = {"content-type": "Application/JSON; charset=utf-8"}
-        response = await api.request("POST", "/retry-tasks", {"targetUrl": TARGET}, headers=headers)
-        assert 201 == response.status
-
-    run_with_api(test)
+    headers = {"content-type": "Application/JSON; charset=utf-8"}
+    response = await api.request("POST", "/retry-tasks", {"targetUrl": TARGET}, headers=headers)
+    assert 201 == response.status
 
 
 @pytest.mark.parametrize("length", ["1001", "9" * 5000])
-def test_a_declared_length_above_the_limit_is_413(length: str) -> None:
+async def test_a_declared_length_above_the_limit_is_413(length: str) -> None:
     """The request is rejected before the body is read."""
+    api = ApiHarness(limits=ApiLimits(max_request_bytes=1000))
 
-    async def test(api: ApiHarness) -> None:
-        class UnreadableChunks(list[bytes]):
-            def pop(self, *_: object) -> bytes:
-                raise AssertionError("the body was read")
+    class UnreadableChunks(list[bytes]):
+        def pop(self, *_: object) -> bytes:
+            raise AssertionError("the body was read")
 
-        response = await api.request(
-            "POST",
-            "/retry-tasks",
-            body=UnreadableChunks([b"x"]),
-            headers={"content-length": length},
-        )
-        assert 413 == response.status
-        assert "raise the setting `max_body_bytes`" in response.problem["detail"]
-
-    run_with_api(test, limits=ApiLimits(max_request_bytes=1000))
+    response = await api.request(
+        "POST", "/retry-tasks", body=UnreadableChunks([b"x"]), headers={"content-length": length}
+    )
+    assert 413 == response.status
+    assert "raise the setting `max_body_bytes`" in response.problem["detail"]
 
 
-def test_a_chunked_body_above_the_limit_is_413() -> None:
+async def test_a_chunked_body_above_the_limit_is_413() -> None:
     """The connection is closed, and no task is created."""
-
-    async def test(api: ApiHarness) -> None:
-        response = await api.request("POST", "/retry-tasks", body=[b" " * 400] * 3 + [b"{}"])
-        assert (413, "close") == (response.status, response.header("connection"))
-        assert 0 == await api.count_tasks()
-
-    run_with_api(test, limits=ApiLimits(max_request_bytes=1000))
+    api = ApiHarness(limits=ApiLimits(max_request_bytes=1000))
+    response = await api.request("POST", "/retry-tasks", body=[b" " * 400] * 3 + [b"{}"])
+    assert (413, "close") == (response.status, response.header("connection"))
+    assert 0 == await api.count_tasks()
 
 
-def test_chunks_are_joined() -> None:
+async def test_chunks_are_joined(api: ApiHarness) -> None:
     """A document can be split into chunks at any byte."""
-
-    async def test(api: ApiHarness) -> None:
-        body = json.dumps({"targetUrl": TARGET}).encode()
-        response = await api.request("POST", "/retry-tasks", body=[body[:9], body[9:20], body[20:]])
-        assert 201 == response.status
-
-    run_with_api(test)
+    body = json.dumps({"targetUrl": TARGET}).encode()
+    response = await api.request("POST", "/retry-tasks", body=[body[:9], body[9:20], body[20:]])
+    assert 201 == response.status
 
 
-def test_a_client_that_disconnects_creates_no_task() -> None:
+async def test_a_client_that_disconnects_creates_no_task(api: ApiHarness) -> None:
     """A request with an incomplete body gets no response and creates no task."""
+    sent: list[object] = []
+    parts: list[dict[str, Any]] = [
+        {"type": "http.request", "body": b'{"targetUrl":', "more_body": True},
+        {"type": "http.disconnect"},
+    ]
 
-    async def test(api: ApiHarness) -> None:
-        sent: list[object] = []
-        parts: list[dict[str, Any]] = [
-            {"type": "http.request", "body": b'{"targetUrl":', "more_body": True},
-            {"type": "http.disconnect"},
-        ]
+    async def receive() -> dict[str, Any]:
+        return parts.pop(0)
 
-        async def receive() -> dict[str, Any]:
-            return parts.pop(0)
+    async def send(message: object) -> None:
+        sent.append(message)
 
-        async def send(message: object) -> None:
-            sent.append(message)
-
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/retry-tasks",
-            "headers": [(b"content-type", b"application/json")],
-        }
-        await api.api(scope, receive, send)
-        assert ([], 0) == (sent, await api.count_tasks())
-
-    run_with_api(test)
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/retry-tasks",
+        "headers": [(b"content-type", b"application/json")],
+    }
+    await api.api(scope, receive, send)
+    assert ([], 0) == (sent, await api.count_tasks())
 
 
 @pytest.mark.parametrize(
@@ -271,23 +231,17 @@ def test_a_client_that_disconnects_creates_no_task() -> None:
         ("cursor=null", "cursor"),
     ],
 )
-def test_an_invalid_query_is_422_with_its_parameter(query: str, field: str) -> None:
+async def test_an_invalid_query_is_422_with_its_parameter(
+    api: ApiHarness, query: str, field: str
+) -> None:
     """The problem names the parameter."""
-
-    async def test(api: ApiHarness) -> None:
-        response = await api.request("GET", f"/retry-tasks?{query}")
-        assert (422, field) == (response.status, response.problem["field"])
-
-    run_with_api(test)
+    response = await api.request("GET", f"/retry-tasks?{query}")
+    assert (422, field) == (response.status, response.problem["field"])
 
 
 @pytest.mark.parametrize("query", ["lane=%FF", "x" * 9000, "&".join(["a=b"] * 101)])
-def test_a_malformed_query_is_rejected(query: str) -> None:
+async def test_a_malformed_query_is_rejected(api: ApiHarness, query: str) -> None:
     """A query that is not UTF-8, is too long or has too many parameters is rejected."""
-
-    async def test(api: ApiHarness) -> None:
-        response = await api.request("GET", f"/retry-tasks?{query}")
-        assert response.status in {400, 422}
-        assert "query" == response.problem["field"]
-
-    run_with_api(test)
+    response = await api.request("GET", f"/retry-tasks?{query}")
+    assert response.status in {400, 422}
+    assert "query" == response.problem["field"]

@@ -13,34 +13,23 @@ from tests.service.api.harness import ApiHarness, FakePayloads, run_with_api
 from tests.service.stores.reference_store import ReferenceStore
 
 
-def test_a_healthy_service_is_live_and_ready() -> None:
+async def test_a_healthy_service_is_live_and_ready(api: ApiHarness) -> None:
     """Liveness and readiness return 200."""
-
-    async def test(api: ApiHarness) -> None:
-        for path in ("/healthz", "/readyz"):
-            response = await api.request("GET", path)
-            assert (200, {"status": "ok"}) == (response.status, response.json)
-
-    run_with_api(test)
+    for path in ("/healthz", "/readyz"):
+        response = await api.request("GET", path)
+        assert (200, {"status": "ok"}) == (response.status, response.json)
 
 
-def test_readiness_is_503_while_a_component_fails() -> None:
+async def test_readiness_is_503_while_a_component_fails(api: ApiHarness) -> None:
     """The problem names the component; liveness stays 200, and readiness recovers."""
-
-    async def test(api: ApiHarness) -> None:
-        api.engine.health.mark_failing("claiming", "no such table")
-        response = await api.request("GET", "/readyz")
-        assert (503, {"claiming": "no such table"}) == (
-            response.status,
-            response.problem["failing"],
-        )
-        assert response.header("retry-after") is not None
-        assert 200 == (await api.request("GET", "/healthz")).status
-        api.time.ms += 3_000
-        api.engine.health.mark_healthy("claiming")
-        assert 200 == (await api.request("GET", "/readyz")).status
-
-    run_with_api(test)
+    api.engine.health.mark_failing("claiming", "no such table")
+    response = await api.request("GET", "/readyz")
+    assert (503, {"claiming": "no such table"}) == (response.status, response.problem["failing"])
+    assert response.header("retry-after") is not None
+    assert 200 == (await api.request("GET", "/healthz")).status
+    api.time.ms += 3_000
+    api.engine.health.mark_healthy("claiming")
+    assert 200 == (await api.request("GET", "/readyz")).status
 
 
 def test_readiness_pings_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,32 +55,25 @@ def test_readiness_pings_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     run_with_api(test)
 
 
-def test_causes_are_hidden_where_keys_are_required() -> None:
+async def test_causes_are_hidden_where_keys_are_required() -> None:
     """If keys are required, readiness, which needs no key, does not contain causes."""
-
-    async def test(api: ApiHarness) -> None:
-        api.engine.health.mark_failing("delivery", "proxy.internal:3128 refused")
-        response = await api.request("GET", "/readyz")
-        assert (503, {"delivery": "see the log"}) == (response.status, response.problem["failing"])
-
-    run_with_api(test, keys=True)
+    api = ApiHarness(keys=True)
+    api.engine.health.mark_failing("delivery", "proxy.internal:3128 refused")
+    response = await api.request("GET", "/readyz")
+    assert (503, {"delivery": "see the log"}) == (response.status, response.problem["failing"])
 
 
-def test_metrics_have_their_content_type() -> None:
+async def test_metrics_have_their_content_type(api: ApiHarness) -> None:
     """The rendered metrics are returned with their content type, which the client may choose."""
-
-    async def test(api: ApiHarness) -> None:
-        response = await api.request("GET", "/metrics")
-        assert b"of all\n" == response.body
-        assert "text/plain; version=0.0.4" == response.header("content-type")
-        accept = {"Accept": "application/openmetrics-text"}
-        response = await api.request("GET", "/metrics", headers=accept)
-        assert "application/openmetrics-text" == response.header("content-type")
-
-    run_with_api(test)
+    response = await api.request("GET", "/metrics")
+    assert b"of all\n" == response.body
+    assert "text/plain; version=0.0.4" == response.header("content-type")
+    accept = {"Accept": "application/openmetrics-text"}
+    response = await api.request("GET", "/metrics", headers=accept)
+    assert "application/openmetrics-text" == response.header("content-type")
 
 
-def test_a_store_that_does_not_respond_is_failing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_does_not_respond_is_failing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Readiness returns 503 after the timeout of the store check."""
     monkeypatch.setattr("tarry.service.engine.context._CHECK_TIMEOUT_S", 0.0)
 
@@ -100,12 +82,10 @@ def test_a_store_that_does_not_respond_is_failing(monkeypatch: pytest.MonkeyPatc
         return 0
 
     monkeypatch.setattr(ReferenceStore, "ping", ping)
+    api = ApiHarness()
 
-    async def test(api: ApiHarness) -> None:
-        failing = (await api.request("GET", "/readyz")).problem["failing"]
-        assert {"adding": "no response for 0 s"} == failing
-
-    run_with_api(test)
+    failing = (await api.request("GET", "/readyz")).problem["failing"]
+    assert {"adding": "no response for 0 s"} == failing
 
 
 def test_readiness_checks_the_body_store(caplog: pytest.LogCaptureFixture) -> None:

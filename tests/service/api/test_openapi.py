@@ -120,20 +120,16 @@ def test_examples_match_their_schemas() -> None:
         Draft202012Validator(document).validate(content["example"])
 
 
-def test_examples_of_requests_are_accepted() -> None:
+async def test_examples_of_requests_are_accepted(api: ApiHarness) -> None:
     """The service accepts the example of each request body."""
-
-    async def test(api: ApiHarness) -> None:
-        await record_attempts(api, 200, "https://api.example.com/")  # for /policy-advice
-        for path, methods in schema.raw_schema["paths"].items():
-            for method, operation in methods.items():
-                if body := operation.get("requestBody"):
-                    example = body["content"]["application/json"]["example"]
-                    url = path.format(policyId="nightly", lane="https:api.example.com:443")
-                    response = await api.request(method.upper(), url, example)
-                    assert response.status in {200, 201}, response.body
-
-    run_with_api(test)
+    await record_attempts(api, 200, "https://api.example.com/")  # for /policy-advice
+    for path, methods in schema.raw_schema["paths"].items():
+        for method, operation in methods.items():
+            if body := operation.get("requestBody"):
+                example = body["content"]["application/json"]["example"]
+                url = path.format(policyId="nightly", lane="https:api.example.com:443")
+                response = await api.request(method.upper(), url, example)
+                assert response.status in {200, 201}, response.body
 
 
 def test_the_callback_is_described() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from tarry.service.api.auth import api_key_digest
 from tarry.service.api.overview import estimate_lag
 from tarry.service.model import ApiKeyRecord, AttemptRecord, DecisionRecord
 from tarry.service.store import SeriesPoint
-from tests.service.api.harness import NOW, ApiHarness, run_with_api
+from tests.service.api.harness import NOW, ApiHarness
 
 LANE = "default/https:example.com:443"
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
@@ -58,150 +57,124 @@ async def get_overview(api: ApiHarness, query: str = "") -> dict[str, Any]:
     return found
 
 
-def test_the_overview_has_a_point_for_each_interval() -> None:
+async def test_the_overview_has_a_point_for_each_interval(api: ApiHarness) -> None:
     """A point has attempts by outcome, finished tasks, lag, and averages of the backlog."""
-
-    async def test(api: ApiHarness) -> None:
-        at = NOW - MINUTE_MS
-        await api.store.record_series(
-            [SeriesPoint(10_000, at, SUMS), SeriesPoint(10_000, NOW - 2 * HOUR_MS, {"lag.1": 1})]
-        )
-        await api.create()
-        overview = await get_overview(api)
-        assert [{"at": at, **POINT}] == overview["points"]
-        assert ("1h", 10_000) == (overview["range"], overview["stepMs"])
-        assert NOW - HOUR_MS <= overview["from"] < overview["to"] == NOW + 1000
-        assert (1.0, 4.94) == (overview["lagP50Ms"], overview["lagP99Ms"])
-        delays = [(bucket["upToMs"], bucket["count"]) for bucket in overview["delays"]]
-        assert [(500, 1), (700, 0), (1000, 1)] == delays[:3]
-        assert [(604_800_000, 0), (None, 2)] == delays[-2:]
-        assert 1 == overview["current"]["pending"]
-
-    run_with_api(test)
+    at = NOW - MINUTE_MS
+    await api.store.record_series(
+        [SeriesPoint(10_000, at, SUMS), SeriesPoint(10_000, NOW - 2 * HOUR_MS, {"lag.1": 1})]
+    )
+    await api.create()
+    overview = await get_overview(api)
+    assert [{"at": at, **POINT}] == overview["points"]
+    assert ("1h", 10_000) == (overview["range"], overview["stepMs"])
+    assert NOW - HOUR_MS <= overview["from"] < overview["to"] == NOW + 1000
+    assert (1.0, 4.94) == (overview["lagP50Ms"], overview["lagP99Ms"])
+    delays = [(bucket["upToMs"], bucket["count"]) for bucket in overview["delays"]]
+    assert [(500, 1), (700, 0), (1000, 1)] == delays[:3]
+    assert [(604_800_000, 0), (None, 2)] == delays[-2:]
+    assert 1 == overview["current"]["pending"]
 
 
 @pytest.mark.parametrize(
     ("time_range", "step_ms"),
     [("15m", 10_000), ("1h", 10_000), ("3h", 30_000), ("24h", 300_000), ("7d", 1_800_000)],
 )
-def test_the_number_of_points_is_bounded(time_range: str, step_ms: int) -> None:
+async def test_the_number_of_points_is_bounded(
+    api: ApiHarness, time_range: str, step_ms: int
+) -> None:
     """A longer range has longer intervals, whose sums are those of the stored intervals."""
-
-    async def test(api: ApiHarness) -> None:
-        stored_step_ms = 10_000 if step_ms < 300_000 else 300_000
-        await api.store.record_series(
-            [
-                SeriesPoint(stored_step_ms, NOW - number * stored_step_ms, {"attempts.success": 1})
-                for number in range(2_500)
-            ]
-        )
-        overview = await get_overview(api, f"?range={time_range}")
-        points, start = overview["points"], overview["from"]
-        assert step_ms == overview["stepMs"]
-        assert 0 == start % step_ms
-        assert (overview["to"] - start) // step_ms - 1 <= len(points) <= 362
-        counts = {point["attempts"]["success"] for point in points[1:-1]}
-        assert {step_ms // stored_step_ms} == counts
-        assert points[0]["at"] >= start
-
-    run_with_api(test)
+    stored_step_ms = 10_000 if step_ms < 300_000 else 300_000
+    await api.store.record_series(
+        [
+            SeriesPoint(stored_step_ms, NOW - number * stored_step_ms, {"attempts.success": 1})
+            for number in range(2_500)
+        ]
+    )
+    overview = await get_overview(api, f"?range={time_range}")
+    points, start = overview["points"], overview["from"]
+    assert step_ms == overview["stepMs"]
+    assert 0 == start % step_ms
+    assert (overview["to"] - start) // step_ms - 1 <= len(points) <= 362
+    counts = {point["attempts"]["success"] for point in points[1:-1]}
+    assert {step_ms // stored_step_ms} == counts
+    assert points[0]["at"] >= start
 
 
-def test_the_overview_includes_counts_of_this_process_at_once() -> None:
+async def test_the_overview_includes_counts_of_this_process_at_once(api: ApiHarness) -> None:
     """An attempt is in the overview before the process has added its counts to the store."""
-
-    async def test(api: ApiHarness) -> None:
-        assert [] == (await get_overview(api))["points"]
-        attempt = AttemptRecord(
-            number=1, scheduled_at=NOW, started_at=NOW, duration_ms=1.0, outcome="transient",
-            decision=DecisionRecord(action="wait", delay_ms=40.0),
-        )  # fmt: skip
-        api.engine.reporter.metrics.record_attempt(attempt, "default", LANE)
-        overview = await get_overview(api)
-        [point] = overview["points"]
-        assert {"transient": 1} == point["attempts"]
-        assert None is point["pending"]
-        assert [{"upToMs": 50, "count": 1}] == overview["delays"]
-
-    run_with_api(test)
+    assert [] == (await get_overview(api))["points"]
+    attempt = AttemptRecord(
+        number=1, scheduled_at=NOW, started_at=NOW, duration_ms=1.0, outcome="transient",
+        decision=DecisionRecord(action="wait", delay_ms=40.0),
+    )  # fmt: skip
+    api.engine.reporter.metrics.record_attempt(attempt, "default", LANE)
+    overview = await get_overview(api)
+    [point] = overview["points"]
+    assert {"transient": 1} == point["attempts"]
+    assert None is point["pending"]
+    assert [{"upToMs": 50, "count": 1}] == overview["delays"]
 
 
-def test_a_response_is_used_again_for_a_moment() -> None:
+async def test_a_response_is_used_again_for_a_moment(api: ApiHarness) -> None:
     """Requests within 0.4 seconds get the same response, so that many dashboards cost little."""
-
-    async def test(api: ApiHarness) -> None:
-        first = await api.request("GET", "/overview")
-        await api.create()
-        assert first.body == (await api.request("GET", "/overview")).body
-        assert 1 == (await get_overview(api))["current"]["pending"]
-
-    run_with_api(test)
+    first = await api.request("GET", "/overview")
+    await api.create()
+    assert first.body == (await api.request("GET", "/overview")).body
+    assert 1 == (await get_overview(api))["current"]["pending"]
 
 
-def test_a_tenant_reads_only_its_own_figures() -> None:
+async def test_a_tenant_reads_only_its_own_figures() -> None:
     """With API keys, only the operator gets the series of all tenants; others their attempts."""
-
-    async def test(api: ApiHarness) -> None:
-        found = {}
-        await api.store.record_series([SeriesPoint(10_000, NOW, SUMS)])
-        for tenant in ("ops", "acme", "beta"):
-            digest = api_key_digest(f"key of {tenant}")
-            await api.store.put_api_key(ApiKeyRecord(id=tenant, tenant=tenant, digest=digest))
-        headers = {"Authorization": "Bearer key of acme"}
-        body = {"targetUrl": "https://example.com/"}
-        await api.request("POST", "/retry-tasks", body, headers=headers)
-        await api.exhaust_due_tasks()
-        for tenant in ("ops", "acme", "beta"):
-            headers = {"Authorization": f"Bearer key of {tenant}"}
-            found[tenant] = (await api.request("GET", "/overview", headers=headers)).json
-        assert 401 == (await api.request("GET", "/overview")).status
-        assert ["all", "tenant", "tenant"] == [each["scope"] for each in found.values()]
-        assert {"success": 3, "transient": 2} == found["ops"]["points"][0]["attempts"]
-        [point] = found["acme"]["points"]
-        assert (NOW, {"transient": 1}) == (point["at"], point["attempts"])
-        assert {None} == {point[name] for name in POINT if name != "attempts"}
-        assert (60_000, []) == (found["acme"]["stepMs"], found["beta"]["points"])
-        dead_letters = [each["current"]["deadLetters"] for each in found.values()]
-        assert [1, 1, 0] == dead_letters
-
-    asyncio.run(test(ApiHarness(keys=True, operator="ops")))
+    api = ApiHarness(keys=True, operator="ops")
+    found = {}
+    await api.store.record_series([SeriesPoint(10_000, NOW, SUMS)])
+    for tenant in ("ops", "acme", "beta"):
+        digest = api_key_digest(f"key of {tenant}")
+        await api.store.put_api_key(ApiKeyRecord(id=tenant, tenant=tenant, digest=digest))
+    headers = {"Authorization": "Bearer key of acme"}
+    body = {"targetUrl": "https://example.com/"}
+    await api.request("POST", "/retry-tasks", body, headers=headers)
+    await api.exhaust_due_tasks()
+    for tenant in ("ops", "acme", "beta"):
+        headers = {"Authorization": f"Bearer key of {tenant}"}
+        found[tenant] = (await api.request("GET", "/overview", headers=headers)).json
+    assert 401 == (await api.request("GET", "/overview")).status
+    assert ["all", "tenant", "tenant"] == [each["scope"] for each in found.values()]
+    assert {"success": 3, "transient": 2} == found["ops"]["points"][0]["attempts"]
+    [point] = found["acme"]["points"]
+    assert (NOW, {"transient": 1}) == (point["at"], point["attempts"])
+    assert {None} == {point[name] for name in POINT if name != "attempts"}
+    assert (60_000, []) == (found["acme"]["stepMs"], found["beta"]["points"])
+    dead_letters = [each["current"]["deadLetters"] for each in found.values()]
+    assert [1, 1, 0] == dead_letters
 
 
-def test_the_number_of_cached_responses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_cached_responses_is_bounded(
+    api: ApiHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The oldest response is dropped when responses of many tenants and ranges are cached."""
     monkeypatch.setattr("tarry.service.api.overview._MAX_CACHED_RESPONSES", 2)
 
-    async def test(api: ApiHarness) -> None:
-        for time_range in ("15m", "1h", "3h"):
-            await api.request("GET", f"/overview?range={time_range}")
-        await api.create()
-        pending = [
-            (await api.request("GET", f"/overview?range={name}")).json["current"]["pending"]
-            for name in ("3h", "1h", "15m")
-        ]
-        assert [0, 0, 1] == pending
-
-    run_with_api(test)
+    for time_range in ("15m", "1h", "3h"):
+        await api.request("GET", f"/overview?range={time_range}")
+    await api.create()
+    pending = [
+        (await api.request("GET", f"/overview?range={name}")).json["current"]["pending"]
+        for name in ("3h", "1h", "15m")
+    ]
+    assert [0, 0, 1] == pending
 
 
 @pytest.mark.parametrize("query", ["?range=2h", "?range=", "?since=0"])
-def test_an_unknown_range_is_rejected(query: str) -> None:
+async def test_an_unknown_range_is_rejected(api: ApiHarness, query: str) -> None:
     """A range or parameter that does not exist gets a 422."""
-
-    async def test(api: ApiHarness) -> None:
-        assert 422 == (await api.request("GET", f"/overview{query}")).status
-
-    run_with_api(test)
+    assert 422 == (await api.request("GET", f"/overview{query}")).status
 
 
-def test_the_error_of_an_unknown_range_lists_the_ranges() -> None:
+async def test_the_error_of_an_unknown_range_lists_the_ranges(api: ApiHarness) -> None:
     """The problem of an invalid range says which ranges exist."""
-
-    async def test(api: ApiHarness) -> None:
-        response = await api.request("GET", "/overview?range=2h")
-        assert "range must be 15m or 1h or 3h or 24h or 7d." == response.problem["detail"]
-
-    run_with_api(test)
+    response = await api.request("GET", "/overview?range=2h")
+    assert "range must be 15m or 1h or 3h or 24h or 7d." == response.problem["detail"]
 
 
 @pytest.mark.parametrize(

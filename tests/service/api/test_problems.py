@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.service.api.harness import TARGET, ApiHarness, run_with_api
+from tests.service.api.harness import TARGET, ApiHarness
 
 
 @pytest.mark.parametrize(
@@ -14,33 +14,27 @@ from tests.service.api.harness import TARGET, ApiHarness, run_with_api
         ("reason=bogus", "permanent or overloaded or"),
     ],
 )
-def test_the_problem_of_an_unknown_value_lists_the_valid_values(query: str, values: str) -> None:
+async def test_the_problem_of_an_unknown_value_lists_the_valid_values(
+    api: ApiHarness, query: str, values: str
+) -> None:
     """An unknown filter value is an error, because an empty list would be misleading."""
-
-    async def test(api: ApiHarness) -> None:
-        detail = (await api.request("GET", f"/retry-tasks?{query}")).problem["detail"]
-        assert f"must be {values}" in detail
-
-    run_with_api(test)
+    detail = (await api.request("GET", f"/retry-tasks?{query}")).problem["detail"]
+    assert f"must be {values}" in detail
 
 
 @pytest.mark.parametrize("name", ["body", "headers", "policy"])
-def test_deeply_nested_json_is_never_500(name: str) -> None:
+async def test_deeply_nested_json_is_never_500(api: ApiHarness, name: str) -> None:
     """Nested JSON of any depth is accepted or rejected, alone and in a batch."""
-
-    async def test(api: ApiHarness) -> None:
-        for depth in (10, 300, 500, 700, 800, 900, 950, 980, 1_000, 2_000):
-            nested = "[" * depth + "]" * depth
-            field = {"headers": "X-A", "policy": "maxAttempts"}.get(name)
-            value = nested if field is None else f'{{"{field}": {nested}}}'
-            task = f'{{"targetUrl": "{TARGET}", "{name}": {value}}}'
-            alone = await api.request("POST", "/retry-tasks", body=task.encode())
-            assert alone.status in {201, 400, 422}
-            batch = await api.request(
-                "POST", "/retry-tasks/batch", body=f'{{"tasks": [{task}]}}'.encode()
-            )
-            assert batch.status in {200, 400}
-            if batch.status == 200:
-                assert batch.json["results"][0]["status"] in {201, 400, 422}
-
-    run_with_api(test)
+    for depth in (10, 300, 500, 700, 800, 900, 950, 980, 1_000, 2_000):
+        nested = "[" * depth + "]" * depth
+        field = {"headers": "X-A", "policy": "maxAttempts"}.get(name)
+        value = nested if field is None else f'{{"{field}": {nested}}}'
+        task = f'{{"targetUrl": "{TARGET}", "{name}": {value}}}'
+        alone = await api.request("POST", "/retry-tasks", body=task.encode())
+        assert alone.status in {201, 400, 422}
+        batch = await api.request(
+            "POST", "/retry-tasks/batch", body=f'{{"tasks": [{task}]}}'.encode()
+        )
+        assert batch.status in {200, 400}
+        if batch.status == 200:
+            assert batch.json["results"][0]["status"] in {201, 400, 422}

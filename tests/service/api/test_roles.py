@@ -49,39 +49,33 @@ async def all_operations(api: ApiHarness) -> dict[str, tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_each_operation_needs_its_role(role: str) -> None:
+async def test_each_operation_needs_its_role(role: str) -> None:
     """A key may call the operations of its role and of lower roles; others get a 403."""
-
-    async def test(api: ApiHarness) -> None:
-        headers, operations = await new_key(api, role), await all_operations(api)
-        assert len(operations) > len(REQUIRED_ROLES) > 10
-        for method, path, required in operations.values():
-            expected = ROLES.index(role) < ROLES.index(required)
-            for _ in range(2):  # the second request finds the key in the cache
-                assert expected == await is_rejected(api, method, path, headers), (method, path)
-
-    run_with_api(test, keys=True)
+    api = ApiHarness(keys=True)
+    headers, operations = await new_key(api, role), await all_operations(api)
+    assert len(operations) > len(REQUIRED_ROLES) > 10
+    for method, path, required in operations.values():
+        expected = ROLES.index(role) < ROLES.index(required)
+        for _ in range(2):  # the second request finds the key in the cache
+            assert expected == await is_rejected(api, method, path, headers), (method, path)
 
 
-def test_roles_of_the_groups_of_operations() -> None:
+async def test_roles_of_the_groups_of_operations() -> None:
     """`read` reads everything, `write` changes tasks and downstreams, `admin` the rest."""
-
-    async def test(api: ApiHarness) -> None:
-        operations = await all_operations(api)
-        by_role: dict[str, set[str]] = {role: set() for role in ROLES}
-        for method, path, role in operations.values():
-            if method != "GET":
-                by_role[role].add(path.split("/")[1])
-        assert {"policy-advice", "policy-schedules", "policy-simulations"} == by_role["read"]
-        assert {"retry-tasks", "task-cancellations", "dead-letters", "downstreams"} >= (
-            by_role["write"] - {"replays"}
-        )
-        assert {"dead-letters", "retry-policies", "signing-secrets"} == by_role["admin"]
-        assert {"read"} == {role for method, _, role in operations.values() if method == "GET"}
-        not_get = {name for name, (method, *_) in operations.items() if method != "GET"}
-        assert not_get == set(REQUIRED_ROLES)
-
-    run_with_api(test, keys=True)
+    api = ApiHarness(keys=True)
+    operations = await all_operations(api)
+    by_role: dict[str, set[str]] = {role: set() for role in ROLES}
+    for method, path, role in operations.values():
+        if method != "GET":
+            by_role[role].add(path.split("/")[1])
+    assert {"policy-advice", "policy-schedules", "policy-simulations"} == by_role["read"]
+    assert {"retry-tasks", "task-cancellations", "dead-letters", "downstreams"} >= (
+        by_role["write"] - {"replays"}
+    )
+    assert {"dead-letters", "retry-policies", "signing-secrets"} == by_role["admin"]
+    assert {"read"} == {role for method, _, role in operations.values() if method == "GET"}
+    not_get = {name for name, (method, *_) in operations.items() if method != "GET"}
+    assert not_get == set(REQUIRED_ROLES)
 
 
 def test_a_new_operation_without_a_role_fails() -> None:
@@ -107,61 +101,46 @@ def test_a_new_operation_without_a_role_fails() -> None:
         ("GET", "/v2/projects/p/locations/l/queues/q/tasks", "read"),
     ],
 )
-def test_apis_of_vendors_need_roles(method: str, path: str, required: str) -> None:
+async def test_apis_of_vendors_need_roles(method: str, path: str, required: str) -> None:
     """Compatible APIs need the role `write`, and `read` for GET requests."""
-
-    async def test(api: ApiHarness) -> None:
-        headers = await new_key(api, "read")
-        assert (required == "write") == await is_rejected(api, method, path, headers)
-        assert not await is_rejected(api, method, path, await new_key(api, "write"))
-
-    run_with_api(test, keys=True, compatibility=("qstash", "cloud_tasks"))
+    api = ApiHarness(keys=True, compatibility=("qstash", "cloud_tasks"))
+    headers = await new_key(api, "read")
+    assert (required == "write") == await is_rejected(api, method, path, headers)
+    assert not await is_rejected(api, method, path, await new_key(api, "write"))
 
 
-def test_the_problem_names_both_roles() -> None:
+async def test_the_problem_names_both_roles() -> None:
     """A 403 has the role of the key and the required role, and the request has no effect."""
-
-    async def test(api: ApiHarness) -> None:
-        document = {"targetUrl": TARGET}
-        headers = await new_key(api, "read")
-        response = await api.request("POST", "/retry-tasks", document, headers=headers)
-        assert (403, "read", "write") == (
-            response.status,
-            response.problem["role"],
-            response.problem["requiredRole"],
-        )
-        assert 0 == await api.count_tasks()
-        assert (
-            201
-            == (
-                await api.request(
-                    "POST", "/retry-tasks", document, headers=await new_key(api, "write")
-                )
-            ).status
-        )
-
-    run_with_api(test, keys=True)
+    api = ApiHarness(keys=True)
+    document = {"targetUrl": TARGET}
+    headers = await new_key(api, "read")
+    response = await api.request("POST", "/retry-tasks", document, headers=headers)
+    assert (403, "read", "write") == (
+        response.status,
+        response.problem["role"],
+        response.problem["requiredRole"],
+    )
+    assert 0 == await api.count_tasks()
+    assert (
+        201
+        == (
+            await api.request("POST", "/retry-tasks", document, headers=await new_key(api, "write"))
+        ).status
+    )
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_whoami_returns_tenant_and_role(role: str) -> None:
+async def test_whoami_returns_tenant_and_role(role: str) -> None:
     """A program such as the dashboard can find out what its key may do."""
-
-    async def test(api: ApiHarness) -> None:
-        response = await api.request("GET", "/whoami", headers=await new_key(api, role))
-        assert (200, {"tenant": "acme", "role": role}) == (response.status, response.json)
-
-    run_with_api(test, keys=True)
+    api = ApiHarness(keys=True)
+    response = await api.request("GET", "/whoami", headers=await new_key(api, role))
+    assert (200, {"tenant": "acme", "role": role}) == (response.status, response.json)
 
 
-def test_without_api_keys_every_caller_is_an_admin() -> None:
+async def test_without_api_keys_every_caller_is_an_admin(api: ApiHarness) -> None:
     """Without API keys, there are no roles."""
-
-    async def test(api: ApiHarness) -> None:
-        response = await api.request("GET", "/whoami")
-        assert {"tenant": "default", "role": "admin"} == response.json
-
-    run_with_api(test)
+    response = await api.request("GET", "/whoami")
+    assert {"tenant": "default", "role": "admin"} == response.json
 
 
 def test_a_key_with_an_unknown_role_may_do_nothing() -> None:

@@ -23,29 +23,23 @@ from tests.service.api.harness import TARGET, ApiHarness, run_with_api
         ("BREW", "/dead-letters", "DELETE, GET, HEAD, OPTIONS"),
     ],
 )
-def test_an_unsupported_method_is_405(method: str, path: str, allowed: str) -> None:
+async def test_an_unsupported_method_is_405(
+    api: ApiHarness, method: str, path: str, allowed: str
+) -> None:
     """The 405 has an `Allow` header, and OPTIONS returns 204 with the same header."""
-
-    async def test(api: ApiHarness) -> None:
-        response = await api.request(method, path)
-        assert (405, allowed) == (response.status, response.header("allow"))
-        options = await api.request("OPTIONS", path)
-        assert (204, allowed, b"") == (options.status, options.header("allow"), options.body)
-        assert options.header("content-length") is None
-
-    run_with_api(test)
+    response = await api.request(method, path)
+    assert (405, allowed) == (response.status, response.header("allow"))
+    options = await api.request("OPTIONS", path)
+    assert (204, allowed, b"") == (options.status, options.header("allow"), options.body)
+    assert options.header("content-length") is None
 
 
-def test_head_is_get_without_the_body() -> None:
+async def test_head_is_get_without_the_body(api: ApiHarness) -> None:
     """HEAD returns the status and headers of GET, and no body."""
-
-    async def test(api: ApiHarness) -> None:
-        for path in ("/retry-tasks", "/healthz", "/nothing", "/retry-tasks/x", "/docs"):
-            get, head = await api.request("GET", path), await api.request("HEAD", path)
-            assert get.messages[0] == head.messages[0]
-            assert b"" == head.body != get.body
-
-    run_with_api(test)
+    for path in ("/retry-tasks", "/healthz", "/nothing", "/retry-tasks/x", "/docs"):
+        get, head = await api.request("GET", path), await api.request("HEAD", path)
+        assert get.messages[0] == head.messages[0]
+        assert b"" == head.body != get.body
 
 
 def test_an_outage_of_the_store_is_logged_once_per_interval(
@@ -97,34 +91,26 @@ def test_the_last_rejected_requests_of_an_outage_are_logged(
     ]
 
 
-def test_cross_site_writes_are_403() -> None:
+async def test_cross_site_writes_are_403(api: ApiHarness) -> None:
     """A write with the `Origin` of another site is rejected, a read is accepted."""
-
-    async def test(api: ApiHarness) -> None:
-        document = {"targetUrl": TARGET}
-        cross_site = {"Origin": "https://evil.example"}
-        same_site = {"Origin": "http://tarry.test"}
-        assert (
-            403 == (await api.request("POST", "/retry-tasks", document, headers=cross_site)).status
-        )
-        assert 403 == (await api.request("DELETE", "/dead-letters", headers=cross_site)).status
-        assert 200 == (await api.request("GET", "/retry-tasks", headers=cross_site)).status
-        for site, status in (
-            ("cross-site", 403),
-            ("Cross-Site", 403),
-            ("same-site", 403),
-            ("cross-site ", 403),
-            ("none, cross-site", 403),
-            ("same-origin", 201),
-            ("none", 201),
-        ):
-            for origin in ({}, same_site):  # a browser may send no `Origin`
-                headers = {"Sec-Fetch-Site": site, **origin}
-                response = await api.request("POST", "/retry-tasks", document, headers=headers)
-                assert status == response.status
-                assert 200 == (await api.request("GET", "/retry-tasks", headers=headers)).status
-        assert (
-            201 == (await api.request("POST", "/retry-tasks", document, headers=same_site)).status
-        )
-
-    run_with_api(test)
+    document = {"targetUrl": TARGET}
+    cross_site = {"Origin": "https://evil.example"}
+    same_site = {"Origin": "http://tarry.test"}
+    assert 403 == (await api.request("POST", "/retry-tasks", document, headers=cross_site)).status
+    assert 403 == (await api.request("DELETE", "/dead-letters", headers=cross_site)).status
+    assert 200 == (await api.request("GET", "/retry-tasks", headers=cross_site)).status
+    for site, status in (
+        ("cross-site", 403),
+        ("Cross-Site", 403),
+        ("same-site", 403),
+        ("cross-site ", 403),
+        ("none, cross-site", 403),
+        ("same-origin", 201),
+        ("none", 201),
+    ):
+        for origin in ({}, same_site):  # a browser may send no `Origin`
+            headers = {"Sec-Fetch-Site": site, **origin}
+            response = await api.request("POST", "/retry-tasks", document, headers=headers)
+            assert status == response.status
+            assert 200 == (await api.request("GET", "/retry-tasks", headers=headers)).status
+    assert 201 == (await api.request("POST", "/retry-tasks", document, headers=same_site)).status

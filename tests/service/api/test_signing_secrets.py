@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tarry.service.api.auth import make_api_key
-from tests.service.api.harness import NOW, ApiHarness, run_with_api
+from tests.service.api.harness import NOW, ApiHarness
 
 PATH = "/signing-secrets"
 SECRET = "whsec_" + b64encode(b"s" * 32).decode()
@@ -28,48 +28,36 @@ async def list_items(api: ApiHarness) -> list[dict[str, Any]]:
     return items
 
 
-def test_secret_is_shown_once() -> None:
+async def test_secret_is_shown_once(api: ApiHarness) -> None:
     """The response to the POST has the secret; lists do not."""
-
-    async def test(api: ApiHarness) -> None:
-        created = await create(api)
-        secret = created.pop("secret")
-        assert secret.startswith("whsec_")
-        expected = {"lane": None, "type": "HMAC", "createdAt": NOW, "expiresAt": None}
-        assert {"secretId": created["secretId"], **expected} == created
-        listed = await api.request("GET", PATH)
-        assert [created] == listed.json["items"]
-        assert secret.encode() not in listed.body
-        [record] = await api.store.list_signing_secrets("default")
-        assert secret == api.codec.decrypt_secret(record.secret)
-        assert secret != (await create(api))["secret"]
-
-    run_with_api(test)
+    created = await create(api)
+    secret = created.pop("secret")
+    assert secret.startswith("whsec_")
+    expected = {"lane": None, "type": "HMAC", "createdAt": NOW, "expiresAt": None}
+    assert {"secretId": created["secretId"], **expected} == created
+    listed = await api.request("GET", PATH)
+    assert [created] == listed.json["items"]
+    assert secret.encode() not in listed.body
+    [record] = await api.store.list_signing_secrets("default")
+    assert secret == api.codec.decrypt_secret(record.secret)
+    assert secret != (await create(api))["secret"]
 
 
-def test_ed25519_secret_has_a_public_key() -> None:
+async def test_ed25519_secret_has_a_public_key(api: ApiHarness) -> None:
     """The response and lists have the public key; the private key stays in the service."""
-
-    async def test(api: ApiHarness) -> None:
-        created = await create(api, type="ED25519", lane="HTTPS:Example.com")
-        assert created["publicKey"].startswith("whpk_")
-        assert "secret" not in created
-        assert ("ED25519", LANE) == (created["type"], created["lane"])
-        assert [created] == await list_items(api)
-
-    run_with_api(test)
+    created = await create(api, type="ED25519", lane="HTTPS:Example.com")
+    assert created["publicKey"].startswith("whpk_")
+    assert "secret" not in created
+    assert ("ED25519", LANE) == (created["type"], created["lane"])
+    assert [created] == await list_items(api)
 
 
-def test_own_secret_is_stored_and_not_returned() -> None:
+async def test_own_secret_is_stored_and_not_returned(api: ApiHarness) -> None:
     """The type of the secret is that of its prefix."""
-
-    async def test(api: ApiHarness) -> None:
-        created = await create(api, secret=SECRET, type="ED25519")
-        assert ("HMAC", None) == (created["type"], created.get("secret"))
-        [record] = await api.store.list_signing_secrets("default")
-        assert SECRET == api.codec.decrypt_secret(record.secret)
-
-    run_with_api(test)
+    created = await create(api, secret=SECRET, type="ED25519")
+    assert ("HMAC", None) == (created["type"], created.get("secret"))
+    [record] = await api.store.list_signing_secrets("default")
+    assert SECRET == api.codec.decrypt_secret(record.secret)
 
 
 @pytest.mark.parametrize(
@@ -86,71 +74,58 @@ def test_own_secret_is_stored_and_not_returned() -> None:
         ({"expire": 1}, "expire"),
     ],
 )
-def test_invalid_secret_is_rejected_without_showing_it(fields: dict[str, Any], field: str) -> None:
+async def test_invalid_secret_is_rejected_without_showing_it(
+    api: ApiHarness, fields: dict[str, Any], field: str
+) -> None:
     """The problem names the field; it does not have the secret."""
-
-    async def test(api: ApiHarness) -> None:
-        response = await api.request("POST", PATH, fields)
-        assert (422, field) == (response.status, response.problem["field"])
-        if "secret" in fields:
-            assert fields["secret"].encode() not in response.body
-        assert [] == await list_items(api)
-
-    run_with_api(test)
+    response = await api.request("POST", PATH, fields)
+    assert (422, field) == (response.status, response.problem["field"])
+    if "secret" in fields:
+        assert fields["secret"].encode() not in response.body
+    assert [] == await list_items(api)
 
 
-def test_replaced_secret_expires() -> None:
+async def test_replaced_secret_expires(api: ApiHarness) -> None:
     """The previous secret of the lane expires after a day, or after `expirePreviousMs`."""
-
-    async def test(api: ApiHarness) -> None:
-        first = await create(api)
-        of_lane = await create(api, lane=LANE)
-        second = await create(api)
-        third = await create(api, expirePreviousMs=1_000)
-        ids = [created["secretId"] for created in (third, second, of_lane, first)]
-        expiry_times = {item["secretId"]: item["expiresAt"] for item in await list_items(api)}
-        assert ids == list(expiry_times)
-        assert [None, NOW + 1_000, None, NOW + 1_000] == list(expiry_times.values())
-        fourth = await create(api)
-        items = {item["secretId"]: item for item in await list_items(api)}
-        assert items[third["secretId"]]["expiresAt"] == NOW + 86_400_000
-        api.time.ms += 1_000
-        ids = [fourth["secretId"], third["secretId"], of_lane["secretId"]]
-        assert ids == [item["secretId"] for item in await list_items(api)]
-
-    run_with_api(test)
+    first = await create(api)
+    of_lane = await create(api, lane=LANE)
+    second = await create(api)
+    third = await create(api, expirePreviousMs=1_000)
+    ids = [created["secretId"] for created in (third, second, of_lane, first)]
+    expiry_times = {item["secretId"]: item["expiresAt"] for item in await list_items(api)}
+    assert ids == list(expiry_times)
+    assert [None, NOW + 1_000, None, NOW + 1_000] == list(expiry_times.values())
+    fourth = await create(api)
+    items = {item["secretId"]: item for item in await list_items(api)}
+    assert items[third["secretId"]]["expiresAt"] == NOW + 86_400_000
+    api.time.ms += 1_000
+    ids = [fourth["secretId"], third["secretId"], of_lane["secretId"]]
+    assert ids == [item["secretId"] for item in await list_items(api)]
 
 
-def test_secrets_belong_to_a_tenant() -> None:
+async def test_secrets_belong_to_a_tenant() -> None:
     """Another tenant neither lists nor deletes a secret."""
-
-    async def test(api: ApiHarness) -> None:
-        headers = {}
-        for tenant in ("ann", "bob"):
-            key, record = make_api_key(tenant, tenant)
-            await api.store.put_api_key(record)
-            headers[tenant] = {"authorization": f"Bearer {key}"}
-        created = (await api.request("POST", PATH, {}, headers=headers["ann"])).json
-        path = f"{PATH}/{created['secretId']}"
-        assert [] == (await api.request("GET", PATH, headers=headers["bob"])).json["items"]
-        assert 404 == (await api.request("DELETE", path, headers=headers["bob"])).status
-        assert 1 == len((await api.request("GET", PATH, headers=headers["ann"])).json["items"])
-        assert 204 == (await api.request("DELETE", path, headers=headers["ann"])).status
-        assert 404 == (await api.request("DELETE", path, headers=headers["ann"])).status
-        assert 401 == (await api.request("GET", PATH)).status
-
-    run_with_api(test, keys=True)
+    api = ApiHarness(keys=True)
+    headers = {}
+    for tenant in ("ann", "bob"):
+        key, record = make_api_key(tenant, tenant)
+        await api.store.put_api_key(record)
+        headers[tenant] = {"authorization": f"Bearer {key}"}
+    created = (await api.request("POST", PATH, {}, headers=headers["ann"])).json
+    path = f"{PATH}/{created['secretId']}"
+    assert [] == (await api.request("GET", PATH, headers=headers["bob"])).json["items"]
+    assert 404 == (await api.request("DELETE", path, headers=headers["bob"])).status
+    assert 1 == len((await api.request("GET", PATH, headers=headers["ann"])).json["items"])
+    assert 204 == (await api.request("DELETE", path, headers=headers["ann"])).status
+    assert 404 == (await api.request("DELETE", path, headers=headers["ann"])).status
+    assert 401 == (await api.request("GET", PATH)).status
 
 
-def test_number_of_secrets_is_limited() -> None:
+async def test_number_of_secrets_is_limited(api: ApiHarness) -> None:
     """The eleventh secret of a lane is rejected."""
-
-    async def test(api: ApiHarness) -> None:
-        for _ in range(10):
-            await create(api)
-        response = await api.request("POST", PATH, {})
-        assert 409 == response.status
-        assert response.problem["type"].endswith("too-many-secrets")
-        await create(api, lane=LANE)
-
-    run_with_api(test)
+    for _ in range(10):
+        await create(api)
+    response = await api.request("POST", PATH, {})
+    assert 409 == response.status
+    assert response.problem["type"].endswith("too-many-secrets")
+    await create(api, lane=LANE)

@@ -119,14 +119,10 @@ def test_api_keys_are_checked() -> None:
     assert split == complete
 
 
-def test_a_cancelled_write_is_500() -> None:
+async def test_a_cancelled_write_is_500(api: ApiHarness) -> None:
     """A cancelled commit of the engine leads to a 500."""
-
-    async def test(api: ApiHarness) -> None:
-        await api.create()
-        cancelled = asyncio.get_running_loop().create_future()
-        cancelled.cancel()
-        api.engine.submit = lambda *_: cancelled  # type: ignore[method-assign]
-        assert 500 == (await api.request("POST", "/retry-tasks", body=TASK)).problem["status"]
-
-    run_with_api(test)
+    await api.create()
+    cancelled = asyncio.get_running_loop().create_future()
+    cancelled.cancel()
+    api.engine.submit = lambda *_: cancelled  # type: ignore[method-assign]
+    assert 500 == (await api.request("POST", "/retry-tasks", body=TASK)).problem["status"]

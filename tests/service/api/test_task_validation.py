@@ -9,7 +9,7 @@ import pytest
 from tarry.service.api.context import ApiLimits
 from tarry.service.api.problems import ApiError
 from tarry.service.api.task_validation import check_header_names, check_headers
-from tests.service.api.harness import NOW, TARGET, ApiHarness, run_with_api
+from tests.service.api.harness import NOW, TARGET, ApiHarness
 
 INVALID_TASKS: list[tuple[dict[str, Any], str, str]] = [
     # fields of the request, the field in the problem, a part of the rule
@@ -193,46 +193,36 @@ INVALID_DOCUMENTS: list[tuple[bytes, int, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "field", "rule"), INVALID_TASKS)
-def test_an_invalid_task_is_422_with_its_field(
-    fields: dict[str, Any], field: str, rule: str
+async def test_an_invalid_task_is_422_with_its_field(
+    api: ApiHarness, fields: dict[str, Any], field: str, rule: str
 ) -> None:
     """The problem is the same in a batch, and no task or body is stored."""
-
-    async def test(api: ApiHarness) -> None:
-        document = {"targetUrl": TARGET, **fields}
-        response = await api.request("POST", "/retry-tasks", document)
-        assert (422, field) == (response.status, response.problem["field"])
-        assert rule in response.problem["detail"]
-        batch = await api.request("POST", "/retry-tasks/batch", {"tasks": [document]})
-        assert [{"status": 422, "problem": response.problem}] == batch.json["results"]
-        assert (0, {}) == (await api.count_tasks(), api.payloads.bodies)
-
-    run_with_api(test)
+    document = {"targetUrl": TARGET, **fields}
+    response = await api.request("POST", "/retry-tasks", document)
+    assert (422, field) == (response.status, response.problem["field"])
+    assert rule in response.problem["detail"]
+    batch = await api.request("POST", "/retry-tasks/batch", {"tasks": [document]})
+    assert [{"status": 422, "problem": response.problem}] == batch.json["results"]
+    assert (0, {}) == (await api.count_tasks(), api.payloads.bodies)
 
 
-def test_an_unknown_policy_suggests_one_of_the_tenant() -> None:
+async def test_an_unknown_policy_suggests_one_of_the_tenant(api: ApiHarness) -> None:
     """The similar policy may be one that the tenant has written."""
-
-    async def test(api: ApiHarness) -> None:
-        await api.request("PUT", "/retry-policies/nightly", {"maxAttempts": 9})
-        document = {"targetUrl": TARGET, "policyId": "nightli"}
-        response = await api.request("POST", "/retry-tasks", document)
-        assert "did you mean nightly?" in response.problem["detail"]
-
-    run_with_api(test)
+    await api.request("PUT", "/retry-policies/nightly", {"maxAttempts": 9})
+    document = {"targetUrl": TARGET, "policyId": "nightli"}
+    response = await api.request("POST", "/retry-tasks", document)
+    assert "did you mean nightly?" in response.problem["detail"]
 
 
 @pytest.mark.parametrize(("body", "status", "rule"), INVALID_DOCUMENTS)
-def test_a_document_that_is_not_a_task_is_rejected(body: bytes, status: int, rule: str) -> None:
+async def test_a_document_that_is_not_a_task_is_rejected(
+    api: ApiHarness, body: bytes, status: int, rule: str
+) -> None:
     """Invalid JSON gets a 400, other documents a 422, and no task is stored."""
-
-    async def test(api: ApiHarness) -> None:
-        response = await api.request("POST", "/retry-tasks", body=body)
-        assert status == response.status
-        assert rule in response.problem["detail"]
-        assert 0 == await api.count_tasks()
-
-    run_with_api(test)
+    response = await api.request("POST", "/retry-tasks", body=body)
+    assert status == response.status
+    assert rule in response.problem["detail"]
+    assert 0 == await api.count_tasks()
 
 
 @pytest.mark.parametrize(
@@ -244,67 +234,50 @@ def test_a_document_that_is_not_a_task_is_rejected(body: bytes, status: int, rul
         ([(b"idempotency-key", b'"a"'), (b"idempotency-key", b'"b"')], "sent once"),
     ],
 )
-def test_a_malformed_idempotency_key_header_is_400(
-    lines: list[tuple[bytes, bytes]], rule: str
+async def test_a_malformed_idempotency_key_header_is_400(
+    api: ApiHarness, lines: list[tuple[bytes, bytes]], rule: str
 ) -> None:
     """A task with a malformed `Idempotency-Key` header is not stored."""
-
-    async def test(api: ApiHarness) -> None:
-        response = await api.request("POST", "/retry-tasks", {"targetUrl": TARGET}, lines=lines)
-        assert (400, "Idempotency-Key") == (response.status, response.problem["field"])
-        assert rule in response.problem["detail"]
-        assert 0 == await api.count_tasks()
-
-    run_with_api(test)
+    response = await api.request("POST", "/retry-tasks", {"targetUrl": TARGET}, lines=lines)
+    assert (400, "Idempotency-Key") == (response.status, response.problem["field"])
+    assert rule in response.problem["detail"]
+    assert 0 == await api.count_tasks()
 
 
-def test_different_idempotency_keys_in_field_and_header_are_422() -> None:
+async def test_different_idempotency_keys_in_field_and_header_are_422(api: ApiHarness) -> None:
     """The same key in field and header is accepted."""
-
-    async def test(api: ApiHarness) -> None:
-        document = {"targetUrl": TARGET, "idempotencyKey": "a"}
-        headers = {"Idempotency-Key": '"b"'}
-        response = await api.request("POST", "/retry-tasks", document, headers=headers)
-        assert (422, "idempotencyKey") == (response.status, response.problem["field"])
-        same = await api.request(
-            "POST", "/retry-tasks", document, headers={"Idempotency-Key": '"a"'}
-        )
-        assert 201 == same.status
-
-    run_with_api(test)
+    document = {"targetUrl": TARGET, "idempotencyKey": "a"}
+    headers = {"Idempotency-Key": '"b"'}
+    response = await api.request("POST", "/retry-tasks", document, headers=headers)
+    assert (422, "idempotencyKey") == (response.status, response.problem["field"])
+    same = await api.request("POST", "/retry-tasks", document, headers={"Idempotency-Key": '"a"'})
+    assert 201 == same.status
 
 
-def test_an_idempotency_key_header_on_a_batch_is_400_unless_each_task_has_a_key() -> None:
+async def test_an_idempotency_key_header_on_a_batch_is_400_unless_each_task_has_a_key(
+    api: ApiHarness,
+) -> None:
     """The header does not apply to tasks, so a retry could create tasks without a key twice."""
-
-    async def test(api: ApiHarness) -> None:
-        tasks: list[object] = [{"targetUrl": TARGET, "idempotencyKey": "k"}, 7]
-        document = {"tasks": [*tasks, {"targetUrl": TARGET}]}
-        headers = {"Idempotency-Key": '"a"'}
-        response = await api.request("POST", "/retry-tasks/batch", document, headers=headers)
-        assert (400, "Idempotency-Key") == (response.status, response.problem["field"])
-        assert "each task of a batch its own idempotencyKey" in response.problem["detail"]
-        assert 0 == await api.count_tasks()
-        response = await api.request(
-            "POST", "/retry-tasks/batch", {"tasks": tasks}, headers=headers
-        )
-        assert [201, 422] == [result["status"] for result in response.json["results"]]
-
-    run_with_api(test)
+    tasks: list[object] = [{"targetUrl": TARGET, "idempotencyKey": "k"}, 7]
+    document = {"tasks": [*tasks, {"targetUrl": TARGET}]}
+    headers = {"Idempotency-Key": '"a"'}
+    response = await api.request("POST", "/retry-tasks/batch", document, headers=headers)
+    assert (400, "Idempotency-Key") == (response.status, response.problem["field"])
+    assert "each task of a batch its own idempotencyKey" in response.problem["detail"]
+    assert 0 == await api.count_tasks()
+    response = await api.request("POST", "/retry-tasks/batch", {"tasks": tasks}, headers=headers)
+    assert [201, 422] == [result["status"] for result in response.json["results"]]
 
 
-def test_a_grpc_target_needs_grpcio() -> None:
+async def test_a_grpc_target_needs_grpcio() -> None:
     """Without grpcio a task with a gRPC target is rejected, and the problem names the extra."""
-
-    async def test(api: ApiHarness) -> None:
-        response = await api.request(
-            "POST", "/retry-tasks", {"targetUrl": "grpc://a.example:50051/p.S/M"}
-        )
-        assert (422, "targetUrl") == (response.status, response.problem["field"])
-        assert "tarry[grpc]" in response.problem["detail"]
-        assert 0 == await api.count_tasks()
-
-    run_with_api(test, grpc=False)
+    api = ApiHarness(grpc=False)
+    response = await api.request(
+        "POST", "/retry-tasks", {"targetUrl": "grpc://a.example:50051/p.S/M"}
+    )
+    assert (422, "targetUrl") == (response.status, response.problem["field"])
+    assert "tarry[grpc]" in response.problem["detail"]
+    assert 0 == await api.count_tasks()
 
 
 def test_header_names_are_returned_in_lower_case() -> None:

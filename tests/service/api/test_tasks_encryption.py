@@ -7,7 +7,7 @@ from cryptography.fernet import Fernet
 from tarry.service.encryption import Codec
 from tarry.service.model import AttemptRecord, Status
 from tarry.service.store import TaskResult
-from tests.service.api.harness import NOW, TARGET, ApiHarness, run_with_api
+from tests.service.api.harness import NOW, TARGET, ApiHarness
 
 
 async def exhaust_task(api: ApiHarness, codec: Codec) -> str:
@@ -33,45 +33,33 @@ async def exhaust_task(api: ApiHarness, codec: Codec) -> str:
     return f"/retry-tasks/{task_id}"
 
 
-def test_encrypted_texts_of_an_attempt_are_shown() -> None:
+async def test_encrypted_texts_of_an_attempt_are_shown(api: ApiHarness) -> None:
     """The error and the excerpt are decrypted for the attempt log and the explanation."""
-
-    async def test(api: ApiHarness) -> None:
-        codec = Codec([Fernet.generate_key().decode()])
-        path = await exhaust_task(api, codec)
-        api.codec.decrypt_attempt = codec.decrypt_attempt  # type: ignore[method-assign]
-        [attempt] = (await api.request("GET", f"{path}/attempts")).json["items"]
-        assert ("an error", "an excerpt") == (attempt["errorMessage"], attempt["responseExcerpt"])
-        explanation = (await api.request("GET", f"{path}/explain")).json["text"]
-        assert "attempt 1 failed (reset: an error)" in explanation
-
-    run_with_api(test)
+    codec = Codec([Fernet.generate_key().decode()])
+    path = await exhaust_task(api, codec)
+    api.codec.decrypt_attempt = codec.decrypt_attempt  # type: ignore[method-assign]
+    [attempt] = (await api.request("GET", f"{path}/attempts")).json["items"]
+    assert ("an error", "an excerpt") == (attempt["errorMessage"], attempt["responseExcerpt"])
+    explanation = (await api.request("GET", f"{path}/explain")).json["text"]
+    assert "attempt 1 failed (reset: an error)" in explanation
 
 
-def test_texts_of_an_attempt_without_their_key_are_marked() -> None:
+async def test_texts_of_an_attempt_without_their_key_are_marked(api: ApiHarness) -> None:
     """If the key is missing, the attempt is listed, with `[encrypted]` instead of its texts."""
-
-    async def test(api: ApiHarness) -> None:
-        path = await exhaust_task(api, Codec([Fernet.generate_key().decode()]))
-        [attempt] = (await api.request("GET", f"{path}/attempts")).json["items"]
-        texts = attempt["errorMessage"], attempt["responseExcerpt"]
-        assert ("[encrypted]", "[encrypted]", "reset") == (*texts, attempt["errorClass"])
-        explanation = (await api.request("GET", f"{path}/explain")).json["text"]
-        assert "attempt 1 failed (reset: [encrypted])" in explanation
-
-    run_with_api(test)
+    path = await exhaust_task(api, Codec([Fernet.generate_key().decode()]))
+    [attempt] = (await api.request("GET", f"{path}/attempts")).json["items"]
+    texts = attempt["errorMessage"], attempt["responseExcerpt"]
+    assert ("[encrypted]", "[encrypted]", "reset") == (*texts, attempt["errorClass"])
+    explanation = (await api.request("GET", f"{path}/explain")).json["text"]
+    assert "attempt 1 failed (reset: [encrypted])" in explanation
 
 
-def test_damaged_task_does_not_hide_other_tasks() -> None:
+async def test_damaged_task_does_not_hide_other_tasks(api: ApiHarness) -> None:
     """A task whose content cannot be decoded is listed without its target."""
-
-    async def test(api: ApiHarness) -> None:
-        pack = api.codec.pack
-        api.codec.pack = lambda content: pack(content)[:-1]  # type: ignore[method-assign]
-        await api.create()
-        api.codec.pack = pack  # type: ignore[method-assign]
-        await api.create()
-        tasks = (await api.request("GET", "/retry-tasks")).json["items"]
-        assert [TARGET, "[encrypted]"] == [task["targetUrl"] for task in tasks]
-
-    run_with_api(test)
+    pack = api.codec.pack
+    api.codec.pack = lambda content: pack(content)[:-1]  # type: ignore[method-assign]
+    await api.create()
+    api.codec.pack = pack  # type: ignore[method-assign]
+    await api.create()
+    tasks = (await api.request("GET", "/retry-tasks")).json["items"]
+    assert [TARGET, "[encrypted]"] == [task["targetUrl"] for task in tasks]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tarry.service.api.trace_context import clean_tracestate
-from tests.service.api.harness import TARGET, ApiHarness, run_with_api
+from tests.service.api.harness import TARGET, ApiHarness
 
 TRACE = f"00-{'1' * 32}-{'2' * 16}-01"
 LONG_MEMBER = f"long={'v' * 200}"
@@ -53,16 +53,15 @@ def test_clean_tracestate(text: str, cleaned: str | None) -> None:
         ({"tracestate": "vendor=a"}, {}, (None, None)),
     ],
 )
-def test_tracestate_is_stored_with_its_traceparent(
-    fields: dict[str, str], headers: dict[str, str], expected: tuple[str | None, str | None]
+async def test_tracestate_is_stored_with_its_traceparent(
+    api: ApiHarness,
+    fields: dict[str, str],
+    headers: dict[str, str],
+    expected: tuple[str | None, str | None],
 ) -> None:
     """A task has the `tracestate` from the place of its `traceparent`, and none without it."""
-
-    async def test(api: ApiHarness) -> None:
-        document = {"targetUrl": TARGET, **fields}
-        response = await api.request("POST", "/retry-tasks", document, headers=headers)
-        assert 201 == response.status
-        _, content = await api.stored_task(response.json["taskId"])
-        assert expected == (content.trace, content.tracestate)
-
-    run_with_api(test)
+    document = {"targetUrl": TARGET, **fields}
+    response = await api.request("POST", "/retry-tasks", document, headers=headers)
+    assert 201 == response.status
+    _, content = await api.stored_task(response.json["taskId"])
+    assert expected == (content.trace, content.tracestate)

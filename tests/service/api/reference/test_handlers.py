@@ -8,40 +8,33 @@ import pytest
 
 from tarry.service.api.problems import PROBLEM_TYPES
 from tarry.service.api.reference import handlers
-from tests.service.api.harness import ApiHarness, run_with_api
+from tests.service.api.harness import ApiHarness
 
 
 @pytest.mark.parametrize("role", ["all", "api", "worker"])
-def test_page_and_its_files_are_served_without_an_api_key(role: str) -> None:
+async def test_page_and_its_files_are_served_without_an_api_key(role: str) -> None:
     """The page allows and uses only files of the service, and has no inline code."""
-
-    async def test(api: ApiHarness) -> None:
-        response = await api.request("GET", "/docs")
-        page = response.body.decode()
-        assert "text/html; charset=utf-8" == response.header("content-type")
-        policy = response.header("content-security-policy") or ""
-        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; ")
-        assert "unsafe" not in policy
-        assert not re.search(r"<style|style=|<script[^>]*>[^<]| on\w+=|https?://", page)
-        references = set(re.findall(r'(?:href|src)="([^"#]+)"', page)) - {"data:,"}
-        assert {"openapi.json", "docs/swagger-ui-bundle.js"} <= references
-        for reference in references:
-            assert 200 == (await api.request("GET", f"/{reference}")).status, reference
-
-    run_with_api(test, role=role, keys=True)
+    api = ApiHarness(role=role, keys=True)
+    response = await api.request("GET", "/docs")
+    page = response.body.decode()
+    assert "text/html; charset=utf-8" == response.header("content-type")
+    policy = response.header("content-security-policy") or ""
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; ")
+    assert "unsafe" not in policy
+    assert not re.search(r"<style|style=|<script[^>]*>[^<]| on\w+=|https?://", page)
+    references = set(re.findall(r'(?:href|src)="([^"#]+)"', page)) - {"data:,"}
+    assert {"openapi.json", "docs/swagger-ui-bundle.js"} <= references
+    for reference in references:
+        assert 200 == (await api.request("GET", f"/{reference}")).status, reference
 
 
-def test_problem_types_link_to_their_row_on_the_page() -> None:
+async def test_problem_types_link_to_their_row_on_the_page(api: ApiHarness) -> None:
     """The page has one row for each problem type."""
-
-    async def test(api: ApiHarness) -> None:
-        path, _, anchor = (await api.request("GET", "/nothing")).problem["type"].partition("#")
-        page = (await api.request("GET", path)).body.decode()
-        assert 1 == page.count(f'id="{anchor}"')
-        for problem_type in PROBLEM_TYPES:
-            assert f'id="{problem_type.type.partition("#")[2]}"' in page
-
-    run_with_api(test)
+    path, _, anchor = (await api.request("GET", "/nothing")).problem["type"].partition("#")
+    page = (await api.request("GET", path)).body.decode()
+    assert 1 == page.count(f'id="{anchor}"')
+    for problem_type in PROBLEM_TYPES:
+        assert f'id="{problem_type.type.partition("#")[2]}"' in page
 
 
 def test_package_of_swagger_ui_is_not_imported() -> None:

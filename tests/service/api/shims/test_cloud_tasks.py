@@ -15,7 +15,7 @@ from tarry.service.api.shims.cloud_tasks import (
     TaskRetryConfig,
     translate_task,
 )
-from tests.service.api.harness import NOW, TARGET, ApiHarness, Response, run_with_api
+from tests.service.api.harness import NOW, TARGET, ApiHarness, Response
 from tests.test_docs import DOCS, table_of
 
 PARENT = "projects/p/locations/europe-west1/queues/orders"
@@ -50,44 +50,37 @@ def fields_of(task: dict[str, Any]) -> dict[str, Any]:
     return translate_task(msgspec.convert(document, TaskFields), PARENT, NOW)
 
 
-def test_http_request_becomes_a_task() -> None:
+async def test_http_request_becomes_a_task() -> None:
     """Method, headers and body are delivered; the queue is the lane key; the resource shows it."""
-
-    async def test(api: ApiHarness) -> None:
-        http_request = {
+    api = ApiHarness(compatibility=("cloud_tasks",))
+    http_request = {
+        "url": TARGET,
+        "httpMethod": 4,
+        "headers": {"X-Order": "7", "Authorization": "Bearer abc"},
+        "body": "_wA",
+    }
+    resource = await create_ok(
+        api, {"httpRequest": http_request, "scheduleTime": LATER, "dispatchDeadline": "15.5s"}
+    )
+    task, content = await api.stored_task(id_of(resource))
+    assert ("PUT", b"\xff\x00") == (content.method, content.body)
+    assert http_request["headers"] == content.headers
+    assert {"attemptTimeoutMs": 15_500} == content.overrides
+    assert ("cloud-tasks", "default/https:example.com:443@orders") == (task.policy_id, task.lane)
+    assert {
+        "name": f"{PARENT}/tasks/{task.id}",
+        "httpRequest": {
             "url": TARGET,
-            "httpMethod": 4,
-            "headers": {"X-Order": "7", "Authorization": "Bearer abc"},
-            "body": "_wA",
-        }
-        resource = await create_ok(
-            api,
-            {"httpRequest": http_request, "scheduleTime": LATER, "dispatchDeadline": "15.5s"},
-        )
-        task, content = await api.stored_task(id_of(resource))
-        assert ("PUT", b"\xff\x00") == (content.method, content.body)
-        assert http_request["headers"] == content.headers
-        assert {"attemptTimeoutMs": 15_500} == content.overrides
-        assert ("cloud-tasks", "default/https:example.com:443@orders") == (
-            task.policy_id,
-            task.lane,
-        )
-        assert {
-            "name": f"{PARENT}/tasks/{task.id}",
-            "httpRequest": {
-                "url": TARGET,
-                "httpMethod": "PUT",
-                "headers": {"X-Order": "7", "Authorization": "[redacted]"},
-            },
-            "createTime": "2027-01-15T08:00:00.000Z",
-            "scheduleTime": "2030-01-01T00:00:00.250Z",
-            "dispatchCount": 0,
-            "dispatchDeadline": "15.5s",
-            "view": "BASIC",
-        } == resource
-        assert resource == (await api.request("GET", f"/v2/{resource['name']}")).json
-
-    run_with_api(test, compatibility=("cloud_tasks",))
+            "httpMethod": "PUT",
+            "headers": {"X-Order": "7", "Authorization": "[redacted]"},
+        },
+        "createTime": "2027-01-15T08:00:00.000Z",
+        "scheduleTime": "2030-01-01T00:00:00.250Z",
+        "dispatchCount": 0,
+        "dispatchDeadline": "15.5s",
+        "view": "BASIC",
+    } == resource
+    assert resource == (await api.request("GET", f"/v2/{resource['name']}")).json
 
 
 @pytest.mark.parametrize(
@@ -147,20 +140,17 @@ def test_retry_config_overrides_the_policy(
     assert overrides == fields_of({"retryConfig": config})["policy"]
 
 
-def test_retry_config_is_a_valid_policy() -> None:
+async def test_retry_config_is_a_valid_policy() -> None:
     """Overrides of each type of backoff are accepted."""
-
-    async def test(api: ApiHarness) -> None:
-        for config in (
-            {"maxDoublings": 16},
-            {"maxDoublings": 0, "minBackoff": "10s"},
-            {"maxDoublings": 3, "minBackoff": "10s", "maxBackoff": "300s"},
-            {"maxRetryDuration": "60s"},
-            {"maxAttempts": -1},
-        ):
-            await create_ok(api, {"retryConfig": config})
-
-    run_with_api(test, compatibility=("cloud_tasks",))
+    api = ApiHarness(compatibility=("cloud_tasks",))
+    for config in (
+        {"maxDoublings": 16},
+        {"maxDoublings": 0, "minBackoff": "10s"},
+        {"maxDoublings": 3, "minBackoff": "10s", "maxBackoff": "300s"},
+        {"maxRetryDuration": "60s"},
+        {"maxAttempts": -1},
+    ):
+        await create_ok(api, {"retryConfig": config})
 
 
 @pytest.mark.parametrize(
@@ -216,92 +206,74 @@ def test_invalid_and_unsupported_fields(task: dict[str, Any], message: str) -> N
         ({"httpRequest": {}}, "task.httpRequest.url is missing"),
     ],
 )
-def test_errors_have_the_format_of_google(task: dict[str, Any], message: str) -> None:
+async def test_errors_have_the_format_of_google(task: dict[str, Any], message: str) -> None:
     """An invalid task is INVALID_ARGUMENT with the names of Cloud Tasks."""
-
-    async def test(api: ApiHarness) -> None:
-        response = await create(api, task)
-        error = response.json["error"]
-        assert (400, 400, "INVALID_ARGUMENT") == (response.status, error["code"], error["status"])
-        assert error["message"].startswith(message)
-        assert 0 == await api.count_tasks()
-
-    run_with_api(test, compatibility=("cloud_tasks",))
+    api = ApiHarness(compatibility=("cloud_tasks",))
+    response = await create(api, task)
+    error = response.json["error"]
+    assert (400, 400, "INVALID_ARGUMENT") == (response.status, error["code"], error["status"])
+    assert error["message"].startswith(message)
+    assert 0 == await api.count_tasks()
 
 
-def test_name_can_be_used_once() -> None:
+async def test_name_can_be_used_once() -> None:
     """A name is the idempotency key; a second task with it is ALREADY_EXISTS."""
-
-    async def test(api: ApiHarness) -> None:
-        resource = await create_ok(api, {"name": NAME})
-        assert NAME == resource["name"]
-        assert resource == (await api.request("GET", f"/v2/{NAME}")).json
-        other = {"name": NAME, "httpRequest": {"url": f"{TARGET}/other"}}
-        for task in ({"name": NAME}, other):
-            response = await create(api, task)
-            assert (409, "ALREADY_EXISTS") == (response.status, response.json["error"]["status"])
-        assert {} == (await api.request("DELETE", f"/v2/{NAME}")).json
-        for method in ("GET", "DELETE"):
-            response = await api.request(method, f"/v2/{NAME}")
-            assert (404, "NOT_FOUND") == (response.status, response.json["error"]["status"])
-            assert "CANCELLED" in response.json["error"]["message"]
-
-    run_with_api(test, compatibility=("cloud_tasks",))
+    api = ApiHarness(compatibility=("cloud_tasks",))
+    resource = await create_ok(api, {"name": NAME})
+    assert NAME == resource["name"]
+    assert resource == (await api.request("GET", f"/v2/{NAME}")).json
+    other = {"name": NAME, "httpRequest": {"url": f"{TARGET}/other"}}
+    for task in ({"name": NAME}, other):
+        response = await create(api, task)
+        assert (409, "ALREADY_EXISTS") == (response.status, response.json["error"]["status"])
+    assert {} == (await api.request("DELETE", f"/v2/{NAME}")).json
+    for method in ("GET", "DELETE"):
+        response = await api.request(method, f"/v2/{NAME}")
+        assert (404, "NOT_FOUND") == (response.status, response.json["error"]["status"])
+        assert "CANCELLED" in response.json["error"]["message"]
 
 
-def test_tasks_of_other_queues_are_not_found() -> None:
+async def test_tasks_of_other_queues_are_not_found() -> None:
     """A task is found only by the name of its queue, and a name of any length can be asked for."""
-
-    async def test(api: ApiHarness) -> None:
-        task_id = id_of(await create_ok(api))
-        other = PATH.replace("orders", "mail")
-        for path in (f"{other}/{task_id}", f"{PATH}/x", f"{PATH}/{'x' * 500}"):
-            response = await api.request("GET", path)
-            assert (404, "NOT_FOUND") == (response.status, response.json["error"]["status"])
-
-    run_with_api(test, compatibility=("cloud_tasks",))
+    api = ApiHarness(compatibility=("cloud_tasks",))
+    task_id = id_of(await create_ok(api))
+    other = PATH.replace("orders", "mail")
+    for path in (f"{other}/{task_id}", f"{PATH}/x", f"{PATH}/{'x' * 500}"):
+        response = await api.request("GET", path)
+        assert (404, "NOT_FOUND") == (response.status, response.json["error"]["status"])
 
 
-def test_policy_of_a_queue() -> None:
+async def test_policy_of_a_queue() -> None:
     """The policy `cloud-tasks.QUEUE` of the tenant applies to the tasks of the queue."""
-
-    async def test(api: ApiHarness) -> None:
-        policy = {"maxAttempts": 3}
-        await api.request("PUT", "/retry-policies/cloud-tasks.orders", policy)
-        task, _ = await api.stored_task(id_of(await create_ok(api)))
-        assert "cloud-tasks.orders" == task.policy_id
-
-    run_with_api(test, compatibility=("cloud_tasks",))
+    api = ApiHarness(compatibility=("cloud_tasks",))
+    policy = {"maxAttempts": 3}
+    await api.request("PUT", "/retry-policies/cloud-tasks.orders", policy)
+    task, _ = await api.stored_task(id_of(await create_ok(api)))
+    assert "cloud-tasks.orders" == task.policy_id
 
 
-def test_run_makes_a_task_due() -> None:
+async def test_run_makes_a_task_due() -> None:
     """`:run` makes the next attempt now; a finished task is a 404."""
-
-    async def test(api: ApiHarness) -> None:
-        await create_ok(api, {"name": NAME, "scheduleTime": LATER})
-        run = await api.request("POST", f"/v2/{NAME}:run", {})
-        assert (200, "2027-01-15T08:00:00.000Z") == (run.status, run.json["scheduleTime"])
-        await api.exhaust_due_tasks()
-        assert 404 == (await api.request("POST", f"/v2/{NAME}:run", {})).status
-        assert 501 == (await api.request("POST", f"/v2/{NAME}:pause", {})).status
-
-    run_with_api(test, compatibility=("cloud_tasks",))
+    api = ApiHarness(compatibility=("cloud_tasks",))
+    await create_ok(api, {"name": NAME, "scheduleTime": LATER})
+    run = await api.request("POST", f"/v2/{NAME}:run", {})
+    assert (200, "2027-01-15T08:00:00.000Z") == (run.status, run.json["scheduleTime"])
+    await api.exhaust_due_tasks()
+    assert 404 == (await api.request("POST", f"/v2/{NAME}:run", {})).status
+    assert 501 == (await api.request("POST", f"/v2/{NAME}:pause", {})).status
 
 
-def test_limits_of_the_tenant_apply() -> None:
+async def test_limits_of_the_tenant_apply() -> None:
     """A tenant at its quota of tasks or lanes gets RESOURCE_EXHAUSTED."""
-
-    async def test(api: ApiHarness) -> None:
-        await create_ok(api)
-        lane = await create(api, path=PATH.replace("orders", "mail"))
-        await create_ok(api)
-        quota = await create(api)
-        for response, setting in ((lane, "tenant_lanes"), (quota, "tenant_pending")):
-            error = response.json["error"]
-            assert (429, "RESOURCE_EXHAUSTED") == (response.status, error["status"])
-            assert setting in error["message"]
-
-    run_with_api(test, compatibility=("cloud_tasks",), quota=2, lane_quota=1)
+    api = ApiHarness(compatibility=("cloud_tasks",), quota=2, lane_quota=1)
+    await create_ok(api)
+    lane = await create(api, path=PATH.replace("orders", "mail"))
+    await create_ok(api)
+    quota = await create(api)
+    for response, setting in ((lane, "tenant_lanes"), (quota, "tenant_pending")):
+        error = response.json["error"]
+        assert (429, "RESOURCE_EXHAUSTED") == (response.status, error["status"])
+        assert setting in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -314,35 +286,26 @@ def test_limits_of_the_tenant_apply() -> None:
         ("POST", f"/v2/{PARENT}:pause"),
     ],
 )
-def test_other_methods_are_unimplemented(method: str, path: str) -> None:
+async def test_other_methods_are_unimplemented(method: str, path: str) -> None:
     """Methods for queues and lists are UNIMPLEMENTED; QStash does not handle their paths."""
-
-    async def test(api: ApiHarness) -> None:
-        response = await api.request(method, path)
-        assert (501, "UNIMPLEMENTED") == (response.status, response.json["error"]["status"])
-        assert 400 == (await api.request("POST", "/v2/publish/x")).status
-
-    run_with_api(test, compatibility=("qstash", "cloud_tasks"))
+    api = ApiHarness(compatibility=("qstash", "cloud_tasks"))
+    response = await api.request(method, path)
+    assert (501, "UNIMPLEMENTED") == (response.status, response.json["error"]["status"])
+    assert 400 == (await api.request("POST", "/v2/publish/x")).status
 
 
-def test_queue_ids_are_lane_keys() -> None:
+async def test_queue_ids_are_lane_keys() -> None:
     """A queue id of more than 64 characters is rejected."""
-
-    async def test(api: ApiHarness) -> None:
-        response = await create(api, path=PATH.replace("orders", "x" * 65))
-        assert response.json["error"]["message"].startswith("The queue id must be 1 to 64 letters")
-
-    run_with_api(test, compatibility=("cloud_tasks",))
+    api = ApiHarness(compatibility=("cloud_tasks",))
+    response = await create(api, path=PATH.replace("orders", "x" * 65))
+    assert response.json["error"]["message"].startswith("The queue id must be 1 to 64 letters")
 
 
-def test_authentication() -> None:
+async def test_authentication() -> None:
     """Without an API key of the service, a request is UNAUTHENTICATED."""
-
-    async def test(api: ApiHarness) -> None:
-        response = await create(api)
-        assert (401, "UNAUTHENTICATED") == (response.status, response.json["error"]["status"])
-
-    run_with_api(test, compatibility=("cloud_tasks",), keys=True)
+    api = ApiHarness(compatibility=("cloud_tasks",), keys=True)
+    response = await create(api)
+    assert (401, "UNAUTHENTICATED") == (response.status, response.json["error"]["status"])
 
 
 def test_page_lists_every_field() -> None:

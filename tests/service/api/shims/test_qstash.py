@@ -58,38 +58,35 @@ def error_for(headers: dict[str, str]) -> str:
     return caught.value.problem.detail or ""
 
 
-def test_message_becomes_a_task() -> None:
+async def test_message_becomes_a_task() -> None:
     """Method, forwarded headers, content type and body of a message are those of its task."""
-
-    async def test(api: ApiHarness) -> None:
-        message_id = await publish_ok(
-            api,
-            {
-                "Content-Type": "text/plain",
-                "Upstash-Method": "PUT",
-                "Upstash-Forward-X-Order": "7",
-                "Upstash-Forward-Authorization": "Bearer abc",
-                "Upstash-Callback": "https://example.com/done",
-                "Upstash-Flow-Control-Key": "orders",
-                "Upstash-Flow-Control-Value": "",
-                "Upstash-Label": "ignored",
-                "Upstash-Telemetry-Sdk": "ignored",
-                "X-Other": "not forwarded",
-            },
-        )
-        task, content = await api.stored_task(message_id)
-        assert (TARGET, "PUT", b"{}") == (content.url, content.method, content.body)
-        assert {
-            "content-type": "text/plain",
-            "x-order": "7",
-            "authorization": "Bearer abc",
-        } == content.headers
-        assert ("qstash", None) == (task.policy_id, content.overrides)
-        assert "https://example.com/done" == content.callback_url
-        assert "default/https:example.com:443@orders" == task.lane
-        assert NOW == task.next_attempt_at
-
-    run_with_api(test, compatibility=("qstash",))
+    api = ApiHarness(compatibility=("qstash",))
+    message_id = await publish_ok(
+        api,
+        {
+            "Content-Type": "text/plain",
+            "Upstash-Method": "PUT",
+            "Upstash-Forward-X-Order": "7",
+            "Upstash-Forward-Authorization": "Bearer abc",
+            "Upstash-Callback": "https://example.com/done",
+            "Upstash-Flow-Control-Key": "orders",
+            "Upstash-Flow-Control-Value": "",
+            "Upstash-Label": "ignored",
+            "Upstash-Telemetry-Sdk": "ignored",
+            "X-Other": "not forwarded",
+        },
+    )
+    task, content = await api.stored_task(message_id)
+    assert (TARGET, "PUT", b"{}") == (content.url, content.method, content.body)
+    assert {
+        "content-type": "text/plain",
+        "x-order": "7",
+        "authorization": "Bearer abc",
+    } == content.headers
+    assert ("qstash", None) == (task.policy_id, content.overrides)
+    assert "https://example.com/done" == content.callback_url
+    assert "default/https:example.com:443@orders" == task.lane
+    assert NOW == task.next_attempt_at
 
 
 @pytest.mark.parametrize(
@@ -208,18 +205,15 @@ def test_repeated_forwarded_headers_are_joined() -> None:
     assert {"accept": "a, b", "content-type": "text/html"} == message.fields["headers"]
 
 
-def test_body_that_the_caller_redacts_is_never_shown() -> None:
+async def test_body_that_the_caller_redacts_is_never_shown() -> None:
     """The beginning of other bodies is shown in the explanation of the task."""
-
-    async def test(api: ApiHarness) -> None:
-        excerpts = []
-        for headers in ({}, {"Upstash-Redact-Fields": "body"}):
-            task_id = await publish_ok(api, headers)
-            explanation = await api.request("GET", f"/retry-tasks/{task_id}/explain")
-            excerpts.append(explanation.json["requestExcerpt"])
-        assert ["{}", None] == excerpts
-
-    run_with_api(test, compatibility=("qstash",))
+    api = ApiHarness(compatibility=("qstash",))
+    excerpts = []
+    for headers in ({}, {"Upstash-Redact-Fields": "body"}):
+        task_id = await publish_ok(api, headers)
+        explanation = await api.request("GET", f"/retry-tasks/{task_id}/explain")
+        excerpts.append(explanation.json["requestExcerpt"])
+    assert ["{}", None] == excerpts
 
 
 def test_number_of_headers_is_limited() -> None:
@@ -233,18 +227,15 @@ def test_number_of_headers_is_limited() -> None:
     assert error == error_for({**headers, "Upstash-Unknown": "x"})
 
 
-def test_headers_of_a_message_in_a_batch_are_limited() -> None:
+async def test_headers_of_a_message_in_a_batch_are_limited() -> None:
     """The error for a message with too many headers has its index, and nothing is stored."""
-
-    async def test(api: ApiHarness) -> None:
-        headers = {f"Upstash-Label-{number}": "x" for number in range(100_000)}
-        batch = [{"destination": TARGET}, {"destination": TARGET, "headers": headers}]
-        response = await api.request("POST", "/v2/batch", batch)
-        error = "[1] headers must have at most 256 entries, got 100000."
-        assert (400, {"error": error}) == (response.status, response.json)
-        assert 0 == await api.count_tasks()
-
-    run_with_api(test, compatibility=("qstash",))
+    api = ApiHarness(compatibility=("qstash",))
+    headers = {f"Upstash-Label-{number}": "x" for number in range(100_000)}
+    batch = [{"destination": TARGET}, {"destination": TARGET, "headers": headers}]
+    response = await api.request("POST", "/v2/batch", batch)
+    error = "[1] headers must have at most 256 entries, got 100000."
+    assert (400, {"error": error}) == (response.status, response.json)
+    assert 0 == await api.count_tasks()
 
 
 @pytest.mark.parametrize("name", ["Upstash-Cron", "Upstash-Unknown"])
@@ -268,18 +259,15 @@ def test_errors_show_the_beginning_of_a_long_name(name: str) -> None:
         ({}, "https:/example.com", "The destination must have two slashes after the scheme"),
     ],
 )
-def test_errors_of_the_task_name_the_header(
+async def test_errors_of_the_task_name_the_header(
     headers: dict[str, str], destination: str, message: str
 ) -> None:
     """An error that task creation finds has the status 400 and the names of QStash."""
-
-    async def test(api: ApiHarness) -> None:
-        response = await publish(api, headers, destination)
-        assert (400, {"error"}) == (response.status, response.json.keys())
-        assert response.json["error"].startswith(message)
-        assert 0 == await api.count_tasks()
-
-    run_with_api(test, compatibility=("qstash",))
+    api = ApiHarness(compatibility=("qstash",))
+    response = await publish(api, headers, destination)
+    assert (400, {"error"}) == (response.status, response.json.keys())
+    assert response.json["error"].startswith(message)
+    assert 0 == await api.count_tasks()
 
 
 @pytest.mark.parametrize(
@@ -290,68 +278,53 @@ def test_errors_of_the_task_name_the_header(
         ("https%3A%2F%2Fexample.com%2Fa", "https://example.com/a"),
     ],
 )
-def test_destination_is_the_rest_of_the_path(destination: str, url: str) -> None:
+async def test_destination_is_the_rest_of_the_path(destination: str, url: str) -> None:
     """The query of the request belongs to the destination; escapes in it are kept."""
-
-    async def test(api: ApiHarness) -> None:
-        response = await publish(api, destination=destination)
-        _, content = await api.stored_task(response.json["messageId"])
-        assert url == content.url
-
-    run_with_api(test, compatibility=("qstash",))
+    api = ApiHarness(compatibility=("qstash",))
+    response = await publish(api, destination=destination)
+    _, content = await api.stored_task(response.json["messageId"])
+    assert url == content.url
 
 
 @pytest.mark.parametrize(
     "headers",
-    [
-        {"Upstash-Deduplication-Id": "order-7"},
-        {"Upstash-Content-Based-Deduplication": "True"},
-    ],
+    [{"Upstash-Deduplication-Id": "order-7"}, {"Upstash-Content-Based-Deduplication": "True"}],
 )
-def test_duplicates_are_recognised_for_ten_minutes(headers: dict[str, str]) -> None:
+async def test_duplicates_are_recognised_for_ten_minutes(headers: dict[str, str]) -> None:
     """A duplicate within ten minutes is a 202 with the first id, a later one is a new message."""
-
-    async def test(api: ApiHarness) -> None:
-        first = await publish_ok(api, headers)
-        new_ids = [first]
-        for minutes in (9, 9, 9, 1, 9, 30):
-            api.time.ms += minutes * MINUTE_MS
-            response = await publish(api, headers)
-            if response.status == 202:
-                assert {"messageId": new_ids[-1], "deduplicated": True} == response.json
-            else:
-                new_ids.append(response.json["messageId"])
-        # At minute 0, 18, 28 and 67; those at 9, 27 and 37 are duplicates.
-        created = [(await api.stored_task(each))[0].created_at - NOW for each in new_ids]
-        assert [0, 18, 28, 67] == [each // MINUTE_MS for each in created]
-
-    run_with_api(test, compatibility=("qstash",))
+    api = ApiHarness(compatibility=("qstash",))
+    first = await publish_ok(api, headers)
+    new_ids = [first]
+    for minutes in (9, 9, 9, 1, 9, 30):
+        api.time.ms += minutes * MINUTE_MS
+        response = await publish(api, headers)
+        if response.status == 202:
+            assert {"messageId": new_ids[-1], "deduplicated": True} == response.json
+        else:
+            new_ids.append(response.json["messageId"])
+    # At minute 0, 18, 28 and 67; those at 9, 27 and 37 are duplicates.
+    created = [(await api.stored_task(each))[0].created_at - NOW for each in new_ids]
+    assert [0, 18, 28, 67] == [each // MINUTE_MS for each in created]
 
 
-def test_deduplication_id_decides_alone() -> None:
+async def test_deduplication_id_decides_alone() -> None:
     """A message with other content and the same deduplication id is a duplicate."""
-
-    async def test(api: ApiHarness) -> None:
-        headers = {"Upstash-Deduplication-Id": "order-7"}
-        first = await publish_ok(api, headers)
-        second = await publish(api, headers, body=b'{"other": 1}')
-        assert (202, first) == (second.status, second.json["messageId"])
-
-    run_with_api(test, compatibility=("qstash",))
+    api = ApiHarness(compatibility=("qstash",))
+    headers = {"Upstash-Deduplication-Id": "order-7"}
+    first = await publish_ok(api, headers)
+    second = await publish(api, headers, body=b'{"other": 1}')
+    assert (202, first) == (second.status, second.json["messageId"])
 
 
-def test_id_that_looks_like_a_generated_key_is_another_id() -> None:
+async def test_id_that_looks_like_a_generated_key_is_another_id() -> None:
     """The ids `x@1` and `x` are not duplicates, although `x@1` is the key of `x` in window 1."""
-
-    async def test(api: ApiHarness) -> None:
-        await publish_ok(api, {"Upstash-Deduplication-Id": "x"})
-        api.time.ms += 11 * MINUTE_MS
-        await publish_ok(api, {"Upstash-Deduplication-Id": "x"})
-        await publish_ok(api, {"Upstash-Deduplication-Id": "x@1"})
-        api.time.ms += 11 * MINUTE_MS
-        await publish_ok(api, {"Upstash-Deduplication-Id": "x@1"})
-
-    run_with_api(test, compatibility=("qstash",))
+    api = ApiHarness(compatibility=("qstash",))
+    await publish_ok(api, {"Upstash-Deduplication-Id": "x"})
+    api.time.ms += 11 * MINUTE_MS
+    await publish_ok(api, {"Upstash-Deduplication-Id": "x"})
+    await publish_ok(api, {"Upstash-Deduplication-Id": "x@1"})
+    api.time.ms += 11 * MINUTE_MS
+    await publish_ok(api, {"Upstash-Deduplication-Id": "x@1"})
 
 
 def test_no_two_ids_have_a_key_in_common() -> None:
@@ -381,262 +354,219 @@ def test_deduplication_id_is_the_idempotency_key(given: str) -> None:
     run_with_api(test, compatibility=("qstash",))
 
 
-def test_content_decides_about_duplicates() -> None:
+async def test_content_decides_about_duplicates() -> None:
     """With content-based deduplication, another body, header or URL makes another message."""
-
-    async def test(api: ApiHarness) -> None:
-        headers = {"Upstash-Content-Based-Deduplication": "true"}
-        await publish_ok(api, headers)
-        other_header = {**headers, "Upstash-Forward-X-A": "1"}
-        assert 201 == (await publish(api, other_header)).status
-        assert 201 == (await publish(api, headers, body=b"[]")).status
-        assert 201 == (await publish(api, headers, f"{TARGET}/2")).status
-        assert 202 == (await publish(api, {**headers, "Upstash-Retries": "1"})).status
-        assert 201 == (await publish(api, {"Upstash-Content-Based-Deduplication": "false"})).status
-
-    run_with_api(test, compatibility=("qstash",))
+    api = ApiHarness(compatibility=("qstash",))
+    headers = {"Upstash-Content-Based-Deduplication": "true"}
+    await publish_ok(api, headers)
+    other_header = {**headers, "Upstash-Forward-X-A": "1"}
+    assert 201 == (await publish(api, other_header)).status
+    assert 201 == (await publish(api, headers, body=b"[]")).status
+    assert 201 == (await publish(api, headers, f"{TARGET}/2")).status
+    assert 202 == (await publish(api, {**headers, "Upstash-Retries": "1"})).status
+    assert 201 == (await publish(api, {"Upstash-Content-Based-Deduplication": "false"})).status
 
 
-def test_flow_control_needs_the_limits_of_the_lane() -> None:
+async def test_flow_control_needs_the_limits_of_the_lane() -> None:
     """Limits of a message are accepted if its lane has them; the error has the request to send."""
-
-    async def test(api: ApiHarness) -> None:
-        headers = {
-            "Upstash-Flow-Control-Key": "mail",
-            "Upstash-Flow-Control-Value": "parallelism=4, rate=120, period=1m",
-        }
-        refused = await publish(api, headers)
-        assert 400 == refused.status
-        expected = (
-            "PUT /downstreams/https:example.com:443@mail with the body "
-            '{"concurrency":4,"ratePerSecond":2.0}'
-        )
-        assert expected in refused.json["error"]
-        lane = "default/https:example.com:443@mail"
-        await api.engine.set_limits(lane, DownstreamLimits(concurrency=4, rate_per_second=2.0))
-        await publish_ok(api, headers)
-
-    run_with_api(test, compatibility=("qstash",))
+    api = ApiHarness(compatibility=("qstash",))
+    headers = {
+        "Upstash-Flow-Control-Key": "mail",
+        "Upstash-Flow-Control-Value": "parallelism=4, rate=120, period=1m",
+    }
+    refused = await publish(api, headers)
+    assert 400 == refused.status
+    expected = (
+        "PUT /downstreams/https:example.com:443@mail with the body "
+        '{"concurrency":4,"ratePerSecond":2.0}'
+    )
+    assert expected in refused.json["error"]
+    lane = "default/https:example.com:443@mail"
+    await api.engine.set_limits(lane, DownstreamLimits(concurrency=4, rate_per_second=2.0))
+    await publish_ok(api, headers)
 
 
-def test_batch_creates_all_messages_or_none() -> None:
+async def test_batch_creates_all_messages_or_none() -> None:
     """A batch returns a result for each message; one invalid message rejects the batch."""
-
-    async def test(api: ApiHarness) -> None:
-        message = {"destination": TARGET, "headers": {"Upstash-Method": "PUT"}, "body": "é"}
-        batch = [
-            {**message, "queue": None},
-            {"destination": TARGET, "headers": {"Upstash-Deduplication-Id": "a"}},
-            {"destination": TARGET, "headers": {"Upstash-Deduplication-Id": "a"}},
-        ]
-        response = await api.request("POST", "/v2/batch", batch)
-        assert 200 == response.status
-        assert [False, False, True] == [each["deduplicated"] for each in response.json]
-        _, content = await api.stored_task(response.json[0]["messageId"])
-        assert ("PUT", "é".encode()) == (content.method, content.body)
-        for invalid_message, error in (
-            ({**message, "queue": "q"}, "[1] queue is not supported"),
-            ({"destination": "group"}, "[1] The destination must be a URL"),
-            ({**message, "headers": {"Upstash-Callback": "x"}}, "[1] Upstash-Callback must start"),
-            ({**message, "headers": {"Upstash-Delay": "x"}}, "[1] Upstash-Delay must be a dur"),
-        ):
-            rejected = await api.request("POST", "/v2/batch", [message, invalid_message])
-            assert 400 == rejected.status
-            assert rejected.json["error"].startswith(error)
-        assert 2 == await api.count_tasks()
-        assert [] == (await api.request("POST", "/v2/batch", [])).json
-        assert 400 == (await api.request("POST", "/v2/batch", [message] * 1001)).status
-
-    run_with_api(test, compatibility=("qstash",))
+    api = ApiHarness(compatibility=("qstash",))
+    message = {"destination": TARGET, "headers": {"Upstash-Method": "PUT"}, "body": "é"}
+    batch = [
+        {**message, "queue": None},
+        {"destination": TARGET, "headers": {"Upstash-Deduplication-Id": "a"}},
+        {"destination": TARGET, "headers": {"Upstash-Deduplication-Id": "a"}},
+    ]
+    response = await api.request("POST", "/v2/batch", batch)
+    assert 200 == response.status
+    assert [False, False, True] == [each["deduplicated"] for each in response.json]
+    _, content = await api.stored_task(response.json[0]["messageId"])
+    assert ("PUT", "é".encode()) == (content.method, content.body)
+    for invalid_message, error in (
+        ({**message, "queue": "q"}, "[1] queue is not supported"),
+        ({"destination": "group"}, "[1] The destination must be a URL"),
+        ({**message, "headers": {"Upstash-Callback": "x"}}, "[1] Upstash-Callback must start"),
+        ({**message, "headers": {"Upstash-Delay": "x"}}, "[1] Upstash-Delay must be a dur"),
+    ):
+        rejected = await api.request("POST", "/v2/batch", [message, invalid_message])
+        assert 400 == rejected.status
+        assert rejected.json["error"].startswith(error)
+    assert 2 == await api.count_tasks()
+    assert [] == (await api.request("POST", "/v2/batch", [])).json
+    assert 400 == (await api.request("POST", "/v2/batch", [message] * 1001)).status
 
 
-def test_batch_lets_other_requests_run() -> None:
+async def test_batch_lets_other_requests_run() -> None:
     """The event loop runs other tasks after each translated message of a batch."""
+    api = ApiHarness(compatibility=("qstash",))
+    turns = 0
 
-    async def test(api: ApiHarness) -> None:
-        turns = 0
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
 
-        async def count_turns() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        counter = asyncio.create_task(count_turns())
-        await api.request("POST", "/v2/batch", [{"destination": TARGET}] * 200)
-        counter.cancel()
-        assert turns > 200
-
-    run_with_api(test, compatibility=("qstash",))
+    counter = asyncio.create_task(count_turns())
+    await api.request("POST", "/v2/batch", [{"destination": TARGET}] * 200)
+    counter.cancel()
+    assert turns > 200
 
 
-def test_large_bodies_of_a_rejected_batch_are_deleted() -> None:
+async def test_large_bodies_of_a_rejected_batch_are_deleted() -> None:
     """A batch that is rejected, and a duplicate, leave no body in the body store."""
-
-    async def test(api: ApiHarness) -> None:
-        large = {"destination": TARGET, "body": "x" * 100_000}
-        batch = [large, {**large, "headers": {"Upstash-Callback": "x"}}]
-        assert 400 == (await api.request("POST", "/v2/batch", batch)).status
-        limited = {"Upstash-Flow-Control-Value": "rate=1"}
-        assert 400 == (await publish(api, limited, body=b"x" * 100_000)).status
-        assert {} == api.payloads.bodies
-        headers = {"Upstash-Deduplication-Id": "a"}
-        assert 201 == (await publish(api, headers, body=b"x" * 100_000)).status
-        assert 202 == (await publish(api, headers, body=b"x" * 100_000)).status
-        assert 1 == len(api.payloads.bodies)
-
-    run_with_api(test, compatibility=("qstash",))
+    api = ApiHarness(compatibility=("qstash",))
+    large = {"destination": TARGET, "body": "x" * 100_000}
+    batch = [large, {**large, "headers": {"Upstash-Callback": "x"}}]
+    assert 400 == (await api.request("POST", "/v2/batch", batch)).status
+    limited = {"Upstash-Flow-Control-Value": "rate=1"}
+    assert 400 == (await publish(api, limited, body=b"x" * 100_000)).status
+    assert {} == api.payloads.bodies
+    headers = {"Upstash-Deduplication-Id": "a"}
+    assert 201 == (await publish(api, headers, body=b"x" * 100_000)).status
+    assert 202 == (await publish(api, headers, body=b"x" * 100_000)).status
+    assert 1 == len(api.payloads.bodies)
 
 
-def test_limits_of_the_tenant_apply() -> None:
+async def test_limits_of_the_tenant_apply() -> None:
     """A tenant at its quota gets a 429 with the time to wait; a batch lists its stored messages."""
-
-    async def test(api: ApiHarness) -> None:
-        batch = [{"destination": TARGET}] * 3
-        response = await api.request("POST", "/v2/batch", batch)
-        assert 429 == response.status
-        assert "setting tenant_pending" in response.json["error"]
-        assert 2 == response.json["error"].count("01890000-")
-        for refused in (response, await publish(api)):
-            assert (429, "10") == (refused.status, refused.header("retry-after"))
-            # The time of the reset, in seconds since 1970, is what the clients of QStash read.
-            assert f"{NOW // 1000 + 10}" == refused.header("burst-ratelimit-reset")
-
-    run_with_api(test, compatibility=("qstash",), quota=2)
+    api = ApiHarness(compatibility=("qstash",), quota=2)
+    batch = [{"destination": TARGET}] * 3
+    response = await api.request("POST", "/v2/batch", batch)
+    assert 429 == response.status
+    assert "setting tenant_pending" in response.json["error"]
+    assert 2 == response.json["error"].count("01890000-")
+    for refused in (response, await publish(api)):
+        assert (429, "10") == (refused.status, refused.header("retry-after"))
+        # The time of the reset, in seconds since 1970, is what the clients of QStash read.
+        assert f"{NOW // 1000 + 10}" == refused.header("burst-ratelimit-reset")
 
 
-def test_rate_and_lanes_of_the_tenant_are_limited() -> None:
+async def test_rate_and_lanes_of_the_tenant_are_limited() -> None:
     """The limits of the rate and of the lanes apply to messages."""
-
-    async def test(api: ApiHarness) -> None:
-        assert 201 == (await publish(api)).status
-        lane = await publish(api, destination="https://example.org/")
-        assert (429, True) == (lane.status, "tenant_lanes" in lane.json["error"])
-        rate = await publish(api)
-        assert (429, True) == (rate.status, "tenant_rate" in rate.json["error"])
-
-    run_with_api(test, compatibility=("qstash",), lane_quota=1, rate=1.0, burst=2.0)
+    api = ApiHarness(compatibility=("qstash",), lane_quota=1, rate=1.0, burst=2.0)
+    assert 201 == (await publish(api)).status
+    lane = await publish(api, destination="https://example.org/")
+    assert (429, True) == (lane.status, "tenant_lanes" in lane.json["error"])
+    rate = await publish(api)
+    assert (429, True) == (rate.status, "tenant_rate" in rate.json["error"])
 
 
-def test_messages_above_the_rate_are_not_translated() -> None:
+async def test_messages_above_the_rate_are_not_translated() -> None:
     """A message above the rate costs nothing, so its errors are not found."""
-
-    async def test(api: ApiHarness) -> None:
-        headers = {"Upstash-Retry-Delay": "invalid"}
-        assert 400 == (await publish(api, headers)).status
-        assert 429 == (await publish(api, headers)).status
-        batch = [{"destination": TARGET, "headers": headers}]
-        assert 429 == (await api.request("POST", "/v2/batch", batch)).status
-
-    run_with_api(test, compatibility=("qstash",), rate=1.0, burst=1.0)
+    api = ApiHarness(compatibility=("qstash",), rate=1.0, burst=1.0)
+    headers = {"Upstash-Retry-Delay": "invalid"}
+    assert 400 == (await publish(api, headers)).status
+    assert 429 == (await publish(api, headers)).status
+    batch = [{"destination": TARGET, "headers": headers}]
+    assert 429 == (await api.request("POST", "/v2/batch", batch)).status
 
 
-def test_get_shows_a_message_until_it_is_finished() -> None:
+async def test_get_shows_a_message_until_it_is_finished() -> None:
     """A message in delivery has QStash's fields; a finished or unknown one is a 404."""
-
-    async def test(api: ApiHarness) -> None:
-        message_id = await publish_ok(
-            api,
-            {
-                "Upstash-Retries": "7",
-                "Upstash-Forward-X-Api-Key": "secret-7",
-                "Upstash-Callback": "https://example.com/done",
-                "Upstash-Flow-Control-Key": "orders",
-            },
-        )
-        message = await api.request("GET", f"/v2/messages/{message_id}")
-        assert {
-            "messageId": message_id,
-            "url": TARGET,
-            "method": "POST",
-            "header": {"content-type": ["application/json"], "x-api-key": ["[redacted]"]},
-            "maxRetries": 7,
-            "notBefore": NOW,
-            "createdAt": NOW,
-            "callback": "https://example.com/done",
-            "flowControlKey": "orders",
-        } == message.json
-        default_id = await publish_ok(api)
-        default = await api.request("GET", f"/v2/messages/{default_id}")
-        assert 3 == default.json["maxRetries"]
-        await api.exhaust_due_tasks()
-        for method in ("GET", "DELETE"):
-            finished = await api.request(method, f"/v2/messages/{message_id}")
-            assert (404, True) == (finished.status, "EXHAUSTED" in finished.json["error"])
-            for unknown in (UNKNOWN_ID, "msg_1"):
-                missing = await api.request(method, f"/v2/messages/{unknown}")
-                assert (404, {"error": f"There is no message {unknown}."}) == (
-                    missing.status,
-                    missing.json,
-                )
-
-    run_with_api(test, compatibility=("qstash",))
+    api = ApiHarness(compatibility=("qstash",))
+    message_id = await publish_ok(
+        api,
+        {
+            "Upstash-Retries": "7",
+            "Upstash-Forward-X-Api-Key": "secret-7",
+            "Upstash-Callback": "https://example.com/done",
+            "Upstash-Flow-Control-Key": "orders",
+        },
+    )
+    message = await api.request("GET", f"/v2/messages/{message_id}")
+    assert {
+        "messageId": message_id,
+        "url": TARGET,
+        "method": "POST",
+        "header": {"content-type": ["application/json"], "x-api-key": ["[redacted]"]},
+        "maxRetries": 7,
+        "notBefore": NOW,
+        "createdAt": NOW,
+        "callback": "https://example.com/done",
+        "flowControlKey": "orders",
+    } == message.json
+    default_id = await publish_ok(api)
+    default = await api.request("GET", f"/v2/messages/{default_id}")
+    assert 3 == default.json["maxRetries"]
+    await api.exhaust_due_tasks()
+    for method in ("GET", "DELETE"):
+        finished = await api.request(method, f"/v2/messages/{message_id}")
+        assert (404, True) == (finished.status, "EXHAUSTED" in finished.json["error"])
+        for unknown in (UNKNOWN_ID, "msg_1"):
+            missing = await api.request(method, f"/v2/messages/{unknown}")
+            assert (404, {"error": f"There is no message {unknown}."}) == (
+                missing.status,
+                missing.json,
+            )
 
 
-def test_cancel() -> None:
+async def test_cancel() -> None:
     """One message or a list of messages can be cancelled, but not all messages at once."""
-
-    async def test(api: ApiHarness) -> None:
-        first, second, third = [await publish_ok(api) for _ in range(3)]
-        assert 202 == (await api.request("DELETE", f"/v2/messages/{first}")).status
-        ids = {"messageIds": [first, second, UNKNOWN_ID, "x"]}
-        cancelled = await api.request("DELETE", "/v2/messages", ids)
-        assert {"cancelled": 1} == cancelled.json
-        everything = await api.request("DELETE", "/v2/messages")
-        assert (400, True) == (everything.status, "messageIds" in everything.json["error"])
-        too_many = await api.request("DELETE", "/v2/messages", {"messageIds": ["x"] * 1001})
-        assert 400 == too_many.status
-        statuses = [(await api.stored_task(each))[0].status.name for each in (first, second, third)]
-        assert ["CANCELLED", "CANCELLED", "PENDING"] == statuses
-
-    run_with_api(test, compatibility=("qstash",))
+    api = ApiHarness(compatibility=("qstash",))
+    first, second, third = [await publish_ok(api) for _ in range(3)]
+    assert 202 == (await api.request("DELETE", f"/v2/messages/{first}")).status
+    ids = {"messageIds": [first, second, UNKNOWN_ID, "x"]}
+    cancelled = await api.request("DELETE", "/v2/messages", ids)
+    assert {"cancelled": 1} == cancelled.json
+    everything = await api.request("DELETE", "/v2/messages")
+    assert (400, True) == (everything.status, "messageIds" in everything.json["error"])
+    too_many = await api.request("DELETE", "/v2/messages", {"messageIds": ["x"] * 1001})
+    assert 400 == too_many.status
+    statuses = [(await api.stored_task(each))[0].status.name for each in (first, second, third)]
+    assert ["CANCELLED", "CANCELLED", "PENDING"] == statuses
 
 
-def test_other_paths_are_not_supported() -> None:
+async def test_other_paths_are_not_supported() -> None:
     """A path of QStash without a counterpart is a 501 that names the alternative."""
-
-    async def test(api: ApiHarness) -> None:
-        for path, hint in (
-            ("/v2/enqueue/q/https://example.com", "tasks are not delivered in order"),
-            ("/v2/schedules/https://example.com", "let cron publish the messages"),
-            ("/v2/dlq", "Use /dead-letters."),
-            ("/v2/x", "lists what is"),
-        ):
-            response = await api.request("POST", path)
-            assert (501, True) == (response.status, hint in response.json["error"])
-        assert 405 == (await api.request("GET", "/v2/batch")).status
-
-    run_with_api(test, compatibility=("qstash",))
+    api = ApiHarness(compatibility=("qstash",))
+    for path, hint in (
+        ("/v2/enqueue/q/https://example.com", "tasks are not delivered in order"),
+        ("/v2/schedules/https://example.com", "let cron publish the messages"),
+        ("/v2/dlq", "Use /dead-letters."),
+        ("/v2/x", "lists what is"),
+    ):
+        response = await api.request("POST", path)
+        assert (501, True) == (response.status, hint in response.json["error"])
+    assert 405 == (await api.request("GET", "/v2/batch")).status
 
 
-def test_authentication() -> None:
+async def test_authentication() -> None:
     """The token is an API key of the service; the error has the format of QStash."""
-
-    async def test(api: ApiHarness) -> None:
-        response = await publish(api, {"Authorization": "Bearer qstash-token"})
-        assert (401, {"error"}) == (response.status, json.loads(response.body).keys())
-
-    run_with_api(test, compatibility=("qstash",), keys=True)
+    api = ApiHarness(compatibility=("qstash",), keys=True)
+    response = await publish(api, {"Authorization": "Bearer qstash-token"})
+    assert (401, {"error"}) == (response.status, json.loads(response.body).keys())
 
 
-def test_off_by_default() -> None:
+async def test_off_by_default(api: ApiHarness) -> None:
     """Without the setting, the paths do not exist; the error names the setting."""
-
-    async def test(api: ApiHarness) -> None:
-        response = await publish(api)
-        assert (404, True) == (response.status, "`compatibility`" in response.problem["detail"])
-
-    run_with_api(test)
+    response = await publish(api)
+    assert (404, True) == (response.status, "`compatibility`" in response.problem["detail"])
 
 
-def test_worker_rejects_messages() -> None:
+async def test_worker_rejects_messages() -> None:
     """A process with the role `worker` creates no tasks."""
-
-    async def test(api: ApiHarness) -> None:
-        response = await publish(api)
-        assert (421, True) == (response.status, "role worker" in response.json["error"])
-
-    run_with_api(test, compatibility=("qstash",), role="worker")
+    api = ApiHarness(compatibility=("qstash",), role="worker")
+    response = await publish(api)
+    assert (421, True) == (response.status, "role worker" in response.json["error"])
 
 
 def test_page_lists_every_header() -> None:
