@@ -79,6 +79,7 @@ lint-style: $(READY)
 	$(call step,ruff format,$(PY) -m ruff format --check .)
 	$(call step,ruff check,$(PY) -m ruff check --quiet .)
 	$(call step,import contracts,$(VENV)/bin/lint-imports --no-logo)
+	$(call step,sql files,$(PY) .ci/format_sql.py --check)
 
 .PHONY: lint-mypy
 lint-mypy: $(READY)
@@ -205,6 +206,7 @@ test-lowest: ## Run the tests with the lowest allowed version of each dependency
 format: $(READY) ## Format the code and apply safe fixes
 	@$(PY) -m ruff check --quiet --fix-only .
 	@$(PY) -m ruff format --quiet .
+	@$(PY) .ci/format_sql.py
 
 .PHONY: api
 api: $(READY) ## Update docs/public-api.txt from the code

@@ -11,8 +11,8 @@ from typing import Any
 from tarry.service.model import PolicyVersion
 from tarry.service.store import AddStatus, FinishStatus, LaneWriteStatus, NewTask, Retention
 from tarry.service.stores.postgres import PostgresTaskStore, live_tasks
+from tarry.service.stores.postgres.constants import QUOTA_LOCK
 from tarry.service.stores.postgres.database import Transaction
-from tarry.service.stores.postgres.functions.constants import QUOTA_LOCK
 from tests.integration.postgres_store import new_schema_url, run_on_store
 from tests.service.stores.harness import (
     DAY_MS,

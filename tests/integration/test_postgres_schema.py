@@ -42,22 +42,6 @@ DO $$ BEGIN
     END LOOP;
 END $$
 """
-FIRST_VERSION_ROWS = """
-INSERT INTO tarry.tenant (name, pending, lanes, ready, last_turn) VALUES ('acme', 2, 2, true, 7);
-INSERT INTO tarry.policy_use (tenant, policy, live_tasks, tasks) VALUES (1, '', 2, 2);
-INSERT INTO tarry.lane (tenant, name, pending, tasks, unused, due_at, ready, last_turn,
-    due_check_at)
-VALUES (1, 'acme/https:ready.example:443', 1, 1, false, 0, true, 7, NULL),
-    (1, 'acme/https:asleep.example:443', 1, 1, false, 0, false, 5, 0);
-INSERT INTO tarry.live (tenant, seq, lane, policy, queue, wake_at, next_attempt_at, first_due_at,
-    created_at)
-SELECT 1, n, n, 1, 0, 0, 0, 0, 0 FROM generate_series(1, 2) AS n;
-INSERT INTO tarry.task_key (seq, id, tenant, key)
-SELECT n, gen_random_uuid(), 1, n::text FROM generate_series(1, 2) AS n;
-INSERT INTO tarry.content (seq, id, key, fingerprint, content)
-SELECT k.seq, k.id, k.key, '', '' FROM tarry.task_key AS k;
-"""
-"""A tenant with a task in a lane that is ready, and in a lane that is asleep."""
 
 
 async def open_and_close(url: str) -> None:
@@ -71,7 +55,7 @@ async def open_and_close(url: str) -> None:
 
 def test_a_newer_schema_is_rejected(postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tarry does not start on tables that are not compatible; the error names both versions."""
-    url, newest = new_schema_url(postgres_dsn), len(schema.MIGRATIONS)
+    url, newest = new_schema_url(postgres_dsn), schema.newest_version()
 
     async def main() -> None:
         with monkeypatch.context() as newer:
@@ -209,47 +193,23 @@ def test_a_migration_does_not_deadlock_with_calls(
                 await transaction.commit()
                 await upgrade
         version = "SELECT value FROM tarry.meta WHERE name = 'schema_version'"
-        assert len(schema.MIGRATIONS) + 1 == await store.database.fetch_value(version)
+        assert schema.newest_version() + 1 == await store.database.fetch_value(version)
 
     run_on_store(url, main)
 
 
-def test_a_call_that_waited_for_an_upgrade_is_retried(postgres_dsn: str) -> None:
-    """Functions of the first version, which do not maintain all columns, cannot change lanes."""
+def test_an_old_schema_is_rejected(postgres_dsn: str) -> None:
+    """Tables of a version that was never released cannot be used; the error says what to do."""
+    url, oldest = new_schema_url(postgres_dsn), schema.newest_version()
 
     async def main(store: PostgresTaskStore) -> None:
-        await store.add([NewTask(task(1))])
-        for table in ("lane", "tenant"):
-            old_statement = store.database.sql(f"UPDATE tarry.{table} SET last_turn = 1")  # noqa: S608
-            async with connected(postgres_dsn) as connection:
-                with pytest.raises(asyncpg.SerializationError, match="upgraded meanwhile"):
-                    await connection.execute(old_statement)
-        assert 1 == len((await store.claim(LEASE, limit=5, per_lane=5)).tasks)
+        await store.database.fetch(
+            "UPDATE tarry.meta SET value = $1 WHERE name LIKE '%_version'", oldest - 1
+        )
+        message = f"have version {oldest - 1}, but this tarry supports versions from {oldest} only"
+        with pytest.raises(ConfigurationError, match=message):
+            await open_and_close(url)
 
-    run_on_store(new_schema_url(postgres_dsn), main)
-
-
-def test_lanes_and_tenants_of_the_first_version_are_upgraded(postgres_dsn: str) -> None:
-    """Claims find the lanes that were ready, or asleep, before the upgrade; names stay unique."""
-    url = new_schema_url(postgres_dsn)
-
-    async def create_first_version() -> None:
-        tables = schema.Schema(database.parse_url(url).schema)
-        async with connected(postgres_dsn) as connection:
-            with pytest.MonkeyPatch.context() as older:
-                older.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
-                await tables.upgrade(connection)
-            await connection.execute(tables.sql(FIRST_VERSION_ROWS))
-
-    async def main(store: PostgresTaskStore) -> None:
-        leased = (await store.claim(LEASE, limit=5, per_lane=5)).tasks
-        assert ["asleep", "ready"] == sorted(each.lane[11:].partition(".")[0] for each in leased)
-        await store.add([NewTask(task(1, "ready")), NewTask(task(2, "new"))])
-        lanes = (await store.list_lanes("acme")).items
-        pending = {lane.name[11:].partition(".")[0]: lane.pending for lane in lanes}
-        assert {"asleep": 0, "new": 1, "ready": 1} == pending
-
-    asyncio.run(create_first_version())
     run_on_store(url, main)
 
 

@@ -65,24 +65,7 @@ def test_only_built_in_functions_are_called_behind_a_pooler(
     run_case(pgbouncer_dsn, case, shadowed_dsn)
 
 
-OLD_FUNCTIONS = """
-DO $$
-DECLARE v regprocedure;
-BEGIN
-    FOR v IN SELECT p.oid FROM pg_proc AS p WHERE p.pronamespace = 'tarry'::regnamespace LOOP
-        EXECUTE format('ALTER FUNCTION %s RESET ALL', v);
-    END LOOP;
-END $$;
-CREATE OR REPLACE FUNCTION tarry.now_1(p_now bigint) RETURNS bigint LANGUAGE sql AS $$
-    SELECT p_now
-$$;
-UPDATE tarry.meta SET value = 5 WHERE name = 'schema_version';
-"""
-"""Makes the functions those of schema version 5, which had no search_path."""
-
-
-@pytest.mark.parametrize("is_upgraded", [False, True], ids=["created", "upgraded"])
-def test_each_function_has_a_search_path(postgres_dsn: str, *, is_upgraded: bool) -> None:
+def test_each_function_has_a_search_path(postgres_dsn: str) -> None:
     """A function finds built-in functions only, or its names were resolved when it was created."""
     functions = """
         SELECT p.proname, p.proconfig, p.prosqlbody IS NOT NULL FROM pg_proc AS p
@@ -100,16 +83,7 @@ def test_each_function_has_a_search_path(postgres_dsn: str, *, is_upgraded: bool
         assert len(rows) > 20
         assert [] == unsafe
 
-    async def make_old(store: PostgresTaskStore) -> None:
-        async with connected(postgres_dsn) as connection:
-            statements = store.database.sql(OLD_FUNCTIONS)
-            schema = f"'{store.database.options.schema}'"
-            await connection.execute(statements.replace("'tarry'", schema))
-
-    url = new_schema_url(postgres_dsn)
-    if is_upgraded:
-        run_on_store(url, make_old)
-    run_on_store(url, main)
+    run_on_store(new_schema_url(postgres_dsn), main)
 
 
 def test_each_connection_has_a_search_path(postgres_dsn: str) -> None:

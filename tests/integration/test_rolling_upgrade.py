@@ -23,9 +23,9 @@ from importlib import metadata
 metadata.version = lambda _name: "{NEW_VERSION}"
 
 from tarry.service.stores.postgres import live_tasks, schema
-from tarry.service.stores.postgres.functions import FUNCTIONS
+from tarry.service.stores.postgres.sql_files import load_schema
 header = "CREATE OR REPLACE FUNCTION tarry.claim_1("
-claim = header + FUNCTIONS.split(header)[1].split("END $$;")[0] + "END $$;"
+claim = header + load_schema().split(header)[1].split("END $$;")[0] + "END $$;"
 tables = ("live", "lane", "tenant", "task_key", "content", "finished", "worker")
 columns = [f"ALTER TABLE tarry.{{name}} ADD COLUMN added integer DEFAULT 7;" for name in tables]
 schema.MIGRATIONS += ("".join(columns) + claim.replace("claim_1", "claim_2"),)

@@ -26,9 +26,9 @@ from tarry.runtime.effects import effects
 from tarry.service.store import StoreLost
 from tarry.service.store_url import missing_store, redact_store_url
 from tarry.service.stores.postgres.connection_pool import ConnectionPool
-from tarry.service.stores.postgres.functions.constants import SEARCH_PATH, SET_LOCAL_SEARCH_PATH
+from tarry.service.stores.postgres.constants import SEARCH_PATH
 from tarry.service.stores.postgres.group_flush import DEFER_FLUSH, DO_NOT_DEFER_FLUSH, GroupFlush
-from tarry.service.stores.postgres.schema import DEFAULT_SCHEMA, Schema
+from tarry.service.stores.postgres.schema import DEFAULT_SCHEMA, SET_LOCAL_SEARCH_PATH, Schema
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable

@@ -15,7 +15,7 @@ from tarry.service.store import (
     next_replay_count_at,
     next_replay_step_at,
 )
-from tarry.service.stores.postgres.functions.constants import CANCELLED, EXHAUSTED, SUCCEEDED
+from tarry.service.stores.postgres.constants import CANCELLED, EXHAUSTED, SUCCEEDED
 from tarry.service.stores.postgres.rows import (
     decode_text,
     encode_optional,

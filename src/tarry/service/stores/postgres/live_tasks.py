@@ -15,11 +15,9 @@ from tarry.service.store import (
     NewTask,
     RetryNowStatus,
 )
-from tarry.service.stores.postgres.functions.constants import (
+from tarry.service.stores.postgres.constants import (
     ADDED_LEASED,
     EXISTS,
-    FINISHED_COLUMNS,
-    FINISHED_STATUSES,
     HALF_OPEN_ROW,
     HEADER_ROW,
     ID_CONFLICT_STATE,
@@ -32,6 +30,8 @@ from tarry.service.stores.postgres.functions.constants import (
 )
 from tarry.service.stores.postgres.group_flush import DEFER_FLUSH
 from tarry.service.stores.postgres.rows import (
+    FINISHED_COLUMNS,
+    FINISHED_STATUSES,
     decode_task,
     decode_text,
     encode_ids,

@@ -13,7 +13,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from tarry.errors import StoreUnavailable
-from tarry.service.stores.postgres.schema import SEQ_DAY_BITS
+from tarry.service.stores.postgres.constants import SEQ_DAY_BITS
 
 if TYPE_CHECKING:
     from tarry.service.stores.postgres.database import Database, Transaction

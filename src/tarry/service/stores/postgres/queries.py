@@ -14,16 +14,17 @@ from tarry.service.store import (
     DueLane,
     RecordPage,
 )
-from tarry.service.stores.postgres.functions.constants import (
-    FINISHED_COLUMNS,
-    FINISHED_STATUSES,
+from tarry.service.stores.postgres.constants import (
     FIRST_ATTEMPT_QUEUE,
     LIVE_COLUMNS,
     RETRY_QUEUE,
+    SEQ_DAY_BITS,
     TASK_JOINS,
 )
 from tarry.service.stores.postgres.lanes import SELECT_LANE
 from tarry.service.stores.postgres.rows import (
+    FINISHED_COLUMNS,
+    FINISHED_STATUSES,
     decode_attempt,
     decode_row,
     decode_task,
@@ -31,7 +32,6 @@ from tarry.service.stores.postgres.rows import (
     encode_optional,
     encode_text,
 )
-from tarry.service.stores.postgres.schema import SEQ_DAY_BITS
 from tarry.service.stores.records import is_task_id, parse_cursor
 from tarry.service.stores.task_filters import (
     AFTER_ALL_ROWS,

@@ -8,12 +8,22 @@ import msgspec
 
 from tarry.service.model import LOST, AttemptRecord, Task
 from tarry.service.stores import records
+from tarry.service.stores.postgres import constants
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 R = TypeVar("R", bound=msgspec.Struct)
 
+FINISHED_STATUSES = f"({constants.SUCCEEDED}, {constants.EXHAUSTED}, {constants.CANCELLED})"
+"""All statuses of `finished`. With this condition, a search by tenant and seq uses its index."""
+FINISHED_COLUMNS = """
+    c.id::text, n.name, l.name, c.key, c.fingerprint, c.content, c.body_ref, u.policy,
+    c.policy_version, s.created_at, s.next_attempt_at, s.first_due_at, s.status, s.reason,
+    s.attempts, s.attempts_before_replay, s.lost_attempts, s.previous_delay, s.backoff_offset,
+    s.last_outcome_kind, s.version, NULL::text, 0::bigint, false, s.replays, s.finished_at, s.seq
+"""
+"""The fields of `Task` in their order, and `seq`, of a row of `finished`; see `LIVE_COLUMNS`."""
 _TASK_FIELD_COUNT = len(Task.__struct_fields__)
 _TEXT_FIELDS = tuple(
     Task.__struct_fields__.index(name)

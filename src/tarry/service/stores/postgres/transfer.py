@@ -24,17 +24,18 @@ from tarry.service.store import (
     TaskAttempt,
     TransferMark,
 )
-from tarry.service.stores.postgres.finished_tasks import replay_columns
-from tarry.service.stores.postgres.functions.constants import (
-    FINISHED_COLUMNS,
-    FINISHED_STATUSES,
+from tarry.service.stores.postgres.constants import (
     FIRST_ATTEMPT_QUEUE,
     LEASED_QUEUE,
     LIVE_COLUMNS,
     RETRY_QUEUE,
+    SEQ_DAY_BITS,
     TASK_JOINS,
 )
+from tarry.service.stores.postgres.finished_tasks import replay_columns
 from tarry.service.stores.postgres.rows import (
+    FINISHED_COLUMNS,
+    FINISHED_STATUSES,
     decode_attempt,
     decode_row,
     decode_task,
@@ -43,7 +44,6 @@ from tarry.service.stores.postgres.rows import (
     encode_text,
     encode_texts,
 )
-from tarry.service.stores.postgres.schema import SEQ_DAY_BITS
 from tarry.service.stores.records import (
     LANE_FIELD_COUNT,
     build_lane_export,
@@ -202,7 +202,12 @@ SELECT * FROM unnest($1::integer[], $2::smallint[], $3::bigint[], $4::integer[],
     $12::integer[], $13::integer[], $14::integer[], $15::integer[], $16::double precision[],
     $17::text[], $18::text[])
 """
-_APPLY = "SELECT tarry.apply_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $9, $10, $11)"
+_APPLY = """
+SELECT tarry.apply_1(array_agg(ROW(i.*)::tarry.change_1))
+FROM unnest($1::integer[], $2::integer[], $3::integer[], $4::integer[], $5::integer[],
+    $6::integer[], $7::integer[], $8::integer[], $9::integer[], $9::integer[], $10::bigint[],
+    $11::bigint[]) AS i
+"""
 _COUNT_VERSION = """
 UPDATE tarry.policy SET tasks = tasks + 1 WHERE tenant = $1 AND id = $2 AND version = $3
 """

@@ -1,25 +1,3 @@
-"""The function that adds tasks, and the check of quotas."""
-
-from __future__ import annotations
-
-from tarry.service.stores.postgres.functions.constants import (
-    ADDED,
-    ADDED_LEASED,
-    CANCELLED,
-    EXISTS,
-    FIRST_ATTEMPT_QUEUE,
-    ID_CONFLICT_STATE,
-    LANE_QUOTA_LOCK,
-    LEASED_QUEUE,
-    OVER_QUOTA,
-    PLAN_SETTINGS,
-    PLPGSQL,
-    TOO_MANY_LANES,
-    newest,
-    newest_first,
-)
-
-ADD_FUNCTIONS = f"""
 -- Add tasks, and lease those with `p_lease`. `p_tenants`, `p_lanes` and `p_policies` are positions
 -- in the arrays of names, so that each name is sent and searched once. Returns a row for each task.
 CREATE OR REPLACE FUNCTION tarry.add_1(
@@ -29,7 +7,7 @@ CREATE OR REPLACE FUNCTION tarry.add_1(
     p_versions integer[], p_due bigint[], p_delays bigint[], p_lease boolean[], p_worker text,
     p_length bigint, p_horizon bigint, p_quota bigint, p_lane_quota bigint, p_now bigint
 ) RETURNS TABLE (result smallint, created_at bigint, due_at bigint, wake_at bigint)
-{PLAN_SETTINGS} AS $$
+${PLAN_SETTINGS} AS $$
 #variable_conflict use_column
 DECLARE
     v_now bigint := tarry.now_1(p_now);
@@ -52,9 +30,9 @@ BEGIN
     v_rejected := tarry.reject_1(v_tenants, p_lane_names, p_lane_tenants, v_lanes, p_ids, p_tenants,
         p_lanes, p_keys, p_quota, p_lane_quota);
     -- The day in the upper bits names the partition, see the schema.
-    SELECT array_agg(CASE WHEN v_rejected[i] > 0 THEN NULL
-        ELSE (v_now / 86400000) << 40 | nextval('tarry.task_number') END ORDER BY i) INTO v_seqs
-    FROM generate_series(1, v_count) AS i;
+    SELECT array_agg(CASE WHEN v_rejected[i] > 0 THEN NULL ELSE
+        (v_now / 86400000) << ${SEQ_DAY_BITS} | nextval('tarry.task_number') END ORDER BY i)
+    INTO v_seqs FROM generate_series(1, v_count) AS i;
     -- Ordered by tenant and key, so that batches with the same keys cannot deadlock.
     WITH inserted AS (
         INSERT INTO tarry.task_key AS k (seq, id, tenant, key)
@@ -72,13 +50,14 @@ BEGIN
         FROM unnest(v_seqs, p_ids, p_tenants, p_keys) WITH ORDINALITY
             AS i (seq, id, tenant, key, ord)
         JOIN tarry.task_key AS k ON k.tenant = v_tenants[i.tenant] AND k.key = i.key
-        JOIN tarry.finished AS f ON f.tenant = k.tenant AND f.seq = k.seq AND f.status = {CANCELLED}
-        WHERE i.seq IS NOT NULL AND k.id <> i.id AND i.seq <> ALL (coalesce(v_inserted, '{{}}'));
+        JOIN tarry.finished AS f
+            ON f.tenant = k.tenant AND f.status = ${CANCELLED} AND f.seq = k.seq
+        WHERE i.seq IS NOT NULL AND k.id <> i.id AND i.seq <> ALL (coalesce(v_inserted, '{}'));
         IF v_replaced.seqs IS NOT NULL THEN
             -- Both `delete_1` and the end of this function change counters. So all rows are locked
             -- here, in the order that all functions use.
             PERFORM 1 FROM tarry.finished AS f
-            WHERE f.tenant = ANY (v_replaced.tenants) AND f.status = {CANCELLED}
+            WHERE f.tenant = ANY (v_replaced.tenants) AND f.status = ${CANCELLED}
                 AND f.seq = ANY (v_replaced.seqs)
             ORDER BY f.tenant, f.seq FOR UPDATE;
             PERFORM 1 FROM tarry.lane AS l
@@ -95,7 +74,7 @@ BEGIN
                 ORDER BY v_tenants[i.tenant], i.key, i.ord
                 ON CONFLICT DO NOTHING RETURNING k.seq
             )
-            SELECT coalesce(v_inserted, '{{}}') || coalesce(array_agg(seq), '{{}}') INTO v_inserted
+            SELECT coalesce(v_inserted, '{}') || coalesce(array_agg(seq), '{}') INTO v_inserted
             FROM inserted;
         END IF;
         SELECT array_agg(CASE WHEN i.seq = ANY (v_inserted) THEN i.seq END ORDER BY i.ord)
@@ -106,7 +85,7 @@ BEGIN
         WHERE i.seq IS NULL AND coalesce(v_rejected[i.ord], 0) = 0
             AND (k.tenant <> v_tenants[i.tenant] OR k.key <> i.key) LIMIT 1;
         IF FOUND THEN
-            RAISE SQLSTATE '{ID_CONFLICT_STATE}' USING MESSAGE = v.id::text;
+            RAISE SQLSTATE '${ID_CONFLICT_STATE}' USING MESSAGE = v.id::text;
         END IF;
     END IF;
     -- Lanes and policies are created only for tasks that are added.
@@ -129,7 +108,7 @@ BEGIN
         FROM unnest(p_policy_names, p_policy_tenants) WITH ORDINALITY AS n (name, tenant, ord)
         LEFT JOIN LATERAL (SELECT u.id FROM tarry.policy_use AS u
             WHERE u.tenant = v_tenants[n.tenant] AND u.policy = n.name
-            ORDER BY u.generation DESC LIMIT 1) AS u ON true;
+            ORDER BY u.generation DESC LIMIT 1) AS u ON TRUE;
         EXIT WHEN array_position(v_policies, NULL) IS NULL;
         INSERT INTO tarry.policy_use (tenant, policy)
         SELECT v_tenants[n.tenant], n.name
@@ -143,7 +122,9 @@ BEGIN
     WHERE i.seq IS NOT NULL;
     SELECT array_agg(l.parked_until IS NULL AND NOT l.paused ORDER BY n.ord) INTO v_open
     FROM unnest(v_lanes) WITH ORDINALITY AS n (id, ord)
-    LEFT JOIN LATERAL {newest("lane", "n.id")} AS l ON true;
+    LEFT JOIN LATERAL (
+        SELECT r.ctid AS tid, r.* FROM tarry.lane AS r WHERE r.id = n.id
+        ORDER BY r.generation DESC LIMIT 1) AS l ON TRUE;
     WITH new AS MATERIALIZED (
         SELECT i.seq, i.ord, v_tenants[i.tenant] AS tenant, v_lanes[i.lane] AS lane,
             v_policies[i.policy] AS policy, i.due,
@@ -157,37 +138,30 @@ BEGIN
         INSERT INTO tarry.live (tenant, seq, lane, policy, queue, wake_at, next_attempt_at,
             first_due_at, created_at, worker)
         SELECT i.tenant, i.seq, i.lane, i.policy,
-            CASE WHEN i.is_leased THEN {LEASED_QUEUE} ELSE {FIRST_ATTEMPT_QUEUE} END,
+            CASE WHEN i.is_leased THEN ${LEASED_QUEUE} ELSE ${FIRST_ATTEMPT_QUEUE} END,
             CASE WHEN i.is_leased THEN i.due + p_length ELSE i.due END, i.due, i.due, v_now,
             CASE WHEN i.is_leased THEN p_worker END
         FROM new AS i
-    ), groups AS (
+    ), changes AS (
         SELECT i.tenant, i.lane, i.policy,
             count(*) FILTER (WHERE NOT i.is_leased)::integer AS pending,
             count(*) FILTER (WHERE i.is_leased)::integer AS in_flight,
+            0 AS succeeded, 0 AS exhausted, 0 AS cancelled, 0 AS superseded, 0 AS new_lanes,
             min(i.due) FILTER (WHERE NOT i.is_leased) AS due,
-            min(i.due + p_length) FILTER (WHERE i.is_leased) AS lease_end,
-            0 AS new_lanes
+            min(i.due + p_length) FILTER (WHERE i.is_leased) AS lease_end
         FROM new AS i GROUP BY i.tenant, i.lane, i.policy
         UNION ALL
-        SELECT n.tenant, NULL, NULL, 0, 0, NULL, NULL, 1 FROM unnest(v_new_lanes) AS n (tenant)
-    ), sums AS (
-        SELECT array_agg(g.tenant) AS tenants, array_agg(g.lane) AS lanes,
-            array_agg(g.policy) AS policies, array_agg(g.pending) AS pending,
-            array_agg(g.in_flight) AS in_flight, array_agg(0) AS zeros,
-            array_agg(g.new_lanes) AS new_lanes, array_agg(g.due) AS dues,
-            array_agg(g.lease_end) AS lease_ends
-        FROM groups AS g
+        SELECT n.tenant, NULL, NULL, 0, 0, 0, 0, 0, 0, 1, NULL, NULL
+        FROM unnest(v_new_lanes) AS n (tenant)
     )
-    SELECT sums.*, r.* INTO v
-    FROM sums, (SELECT array_agg(i.ord) AS ords, array_agg(i.due) AS task_dues,
-        array_agg(i.is_leased) AS leased FROM new AS i) AS r;
+    SELECT (SELECT array_agg(ROW(c.*)::tarry.change_1) FROM changes AS c) AS changes,
+        array_agg(i.ord) AS ords, array_agg(i.due) AS dues, array_agg(i.is_leased) AS leased
+    INTO v FROM new AS i;
     IF coalesce(cardinality(v.ords), 0) <> cardinality(array_remove(v_seqs, NULL)) THEN
         RAISE SQLSTATE '40001' USING MESSAGE = 'a lane was removed meanwhile';
     END IF;
-    IF v.tenants IS NOT NULL THEN
-        PERFORM tarry.apply_1(v.tenants, v.lanes, v.policies, v.pending, v.in_flight, v.zeros,
-            v.zeros, v.zeros, v.zeros, v.new_lanes, v.dues, v.lease_ends);
+    IF v.changes IS NOT NULL THEN
+        PERFORM tarry.apply_1(v.changes);
         IF cardinality(array_remove(p_versions, NULL)) > 0 THEN
             UPDATE tarry.policy AS p SET tasks = p.tasks + d.tasks
             FROM (SELECT v_tenants[i.tenant] AS tenant, p_policy_names[i.policy] AS policy,
@@ -201,102 +175,27 @@ BEGIN
     END IF;
     IF cardinality(v.ords) = v_count THEN
         RETURN QUERY SELECT
-            CASE WHEN i.is_leased THEN {ADDED_LEASED} ELSE {ADDED} END::smallint, v_now, i.due,
+            CASE WHEN i.is_leased THEN ${ADDED_LEASED} ELSE ${ADDED} END::smallint, v_now, i.due,
             CASE WHEN i.is_leased THEN i.due + p_length ELSE i.due END
-        FROM unnest(v.ords, v.task_dues, v.leased) AS i (ord, due, is_leased) ORDER BY i.ord;
+        FROM unnest(v.ords, v.dues, v.leased) AS i (ord, due, is_leased) ORDER BY i.ord;
         RETURN;
     END IF;
     v_results := coalesce(v_rejected, array_fill(0::smallint, ARRAY[v_count]));
     FOR i IN 1..v_count LOOP
         IF v_results[i] = 0 AND v_seqs[i] IS NULL THEN
-            v_results[i] := {EXISTS};
+            v_results[i] := ${EXISTS};
         END IF;
     END LOOP;
     v_dues := array_fill(NULL::bigint, ARRAY[v_count]);
     v_wakes := v_dues;
     FOR i IN 1..coalesce(array_length(v.ords, 1), 0) LOOP
-        v_dues[v.ords[i]] := v.task_dues[i];
-        v_wakes[v.ords[i]] := v.task_dues[i] + CASE WHEN v.leased[i] THEN p_length ELSE 0 END;
+        v_dues[v.ords[i]] := v.dues[i];
+        v_wakes[v.ords[i]] := v.dues[i] + CASE WHEN v.leased[i] THEN p_length ELSE 0 END;
         IF v.leased[i] THEN
-            v_results[v.ords[i]] := {ADDED_LEASED};
+            v_results[v.ords[i]] := ${ADDED_LEASED};
         END IF;
     END LOOP;
     RETURN QUERY SELECT i.result, v_now, i.due, i.wake
     FROM unnest(v_results, v_dues, v_wakes) WITH ORDINALITY AS i (result, due, wake, ord)
     ORDER BY i.ord;
 END $$;
-
--- Return for each task OVER_QUOTA or TOO_MANY_LANES if a quota rejects it, else 0. Return NULL if
--- no quota can be exceeded, even if all tasks are new and of one tenant.
-CREATE OR REPLACE FUNCTION tarry.reject_1(
-    p_tenant_ids integer[], p_lane_names text[], p_lane_tenants integer[], p_lane_ids integer[],
-    p_ids uuid[], p_tenants integer[], p_lanes integer[], p_keys text[], p_quota bigint,
-    p_lane_quota bigint
-) RETURNS smallint[] {PLPGSQL} AS $$
-DECLARE
-    v_count integer := array_length(p_ids, 1);
-    v_new_lane_count integer := cardinality(p_lane_names)
-        - cardinality(array_remove(p_lane_ids, NULL));
-    v_is_checked boolean := false;
-    v_free bigint[] := array_fill(9000000000000000000, ARRAY[cardinality(p_tenant_ids)]);
-    v_free_lanes bigint[] := v_free;
-    v_has_lane boolean[];
-    v_exists boolean[];
-    v_first integer[];
-    v_is_added boolean[] := array_fill(false, ARRAY[v_count]);
-    v_rejected smallint[] := array_fill(0::smallint, ARRAY[v_count]);
-    v_lane_ids integer[] := p_lane_ids;
-    v record;
-BEGIN
-    FOR v IN SELECT t.ord, t.id FROM unnest(p_tenant_ids) WITH ORDINALITY AS t (id, ord)
-        ORDER BY t.id
-    LOOP
-        IF p_quota IS NOT NULL THEN
-            v_free[v.ord] := p_quota - tarry.lock_quota_1(v.id, v_count, p_quota);
-            v_is_checked := v_is_checked OR v_free[v.ord] < v_count;
-        END IF;
-    END LOOP;
-    IF p_lane_quota IS NOT NULL AND v_new_lane_count > 0 THEN
-        FOR v IN SELECT DISTINCT l.tenant AS ord, p_tenant_ids[l.tenant] AS id
-            FROM unnest(p_lane_tenants, p_lane_ids) AS l (tenant, id) WHERE l.id IS NULL ORDER BY 2
-        LOOP
-            PERFORM pg_advisory_xact_lock({LANE_QUOTA_LOCK}, v.id);
-            v_free_lanes[v.ord] := p_lane_quota
-                - (SELECT t.lanes FROM tarry.tenant AS t WHERE {newest_first("v.id", "t")});
-            v_is_checked := v_is_checked OR v_free_lanes[v.ord] < v_new_lane_count;
-        END LOOP;
-        v_lane_ids := tarry.lanes_1(p_lane_names);
-    END IF;
-    IF NOT v_is_checked THEN
-        RETURN NULL;
-    END IF;
-    SELECT array_agg(id IS NOT NULL) INTO v_has_lane FROM unnest(v_lane_ids) AS l (id);
-    SELECT array_agg(i.is_existing ORDER BY i.ord), array_agg(i.first ORDER BY i.ord)
-    INTO v_exists, v_first FROM (
-        SELECT i.ord,
-            first_value(i.ord) OVER (PARTITION BY i.tenant, i.key ORDER BY i.ord) AS first,
-            k.seq IS NOT NULL AND (k.id = i.id OR NOT EXISTS (
-                SELECT 1 FROM tarry.finished AS f
-                WHERE f.tenant = k.tenant AND f.status = {CANCELLED} AND f.seq = k.seq))
-                AS is_existing
-        FROM unnest(p_ids, p_tenants, p_keys) WITH ORDINALITY AS i (id, tenant, key, ord)
-        LEFT JOIN tarry.task_key AS k ON k.tenant = p_tenant_ids[i.tenant] AND k.key = i.key
-    ) AS i;
-    FOR i IN 1..v_count LOOP
-        CONTINUE WHEN v_exists[i] OR v_is_added[v_first[i]];
-        IF v_free[p_tenants[i]] <= 0 THEN
-            v_rejected[i] := {OVER_QUOTA};
-        ELSIF NOT v_has_lane[p_lanes[i]] AND v_free_lanes[p_tenants[i]] <= 0 THEN
-            v_rejected[i] := {TOO_MANY_LANES};
-        ELSE
-            v_is_added[v_first[i]] := true;
-            v_free[p_tenants[i]] := v_free[p_tenants[i]] - 1;
-            IF NOT v_has_lane[p_lanes[i]] THEN
-                v_has_lane[p_lanes[i]] := true;
-                v_free_lanes[p_tenants[i]] := v_free_lanes[p_tenants[i]] - 1;
-            END IF;
-        END IF;
-    END LOOP;
-    RETURN v_rejected;
-END $$;
-"""

@@ -1,19 +1,7 @@
-"""Functions that create lanes, and park or pause them."""
-
-from __future__ import annotations
-
-from tarry.service.stores.postgres.functions.constants import (
-    LANE_QUOTA_LOCK,
-    NEXT_GENERATION,
-    PLPGSQL,
-    SEARCH_PATH,
-)
-
-LANE_FUNCTIONS = f"""
 -- Create a lane if it is missing, and lock it, so that it is not swept before it is changed. Return
 -- its id, or NULL if its tenant has `p_lane_quota` lanes.
 CREATE OR REPLACE FUNCTION tarry.lane_1(p_name text, p_lane_quota bigint) RETURNS integer
-{PLPGSQL} AS $$
+${PLPGSQL} AS $$
 DECLARE v_id integer; v_tenant integer;
 BEGIN
     SELECT l.id INTO v_id FROM tarry.lane AS l WHERE l.name = p_name FOR NO KEY UPDATE;
@@ -21,7 +9,7 @@ BEGIN
         RETURN v_id;
     END IF;
     v_tenant := (tarry.tenants_1(ARRAY[split_part(p_name, '/', 1)]))[1];
-    PERFORM pg_advisory_xact_lock({LANE_QUOTA_LOCK}, v_tenant);
+    PERFORM pg_advisory_xact_lock(${LANE_QUOTA_LOCK}, v_tenant);
     SELECT l.id INTO v_id FROM tarry.lane AS l WHERE l.name = p_name FOR NO KEY UPDATE;
     IF FOUND THEN
         RETURN v_id;
@@ -43,11 +31,12 @@ END $$;
 CREATE OR REPLACE FUNCTION tarry.change_lane_1(
     p_name text, p_changes_parking boolean, p_parked_until bigint, p_probes integer,
     p_consecutive_opens integer, p_paused boolean
-) RETURNS void LANGUAGE sql SET search_path = {SEARCH_PATH} AS $$
+) RETURNS void LANGUAGE sql SET search_path = ${SEARCH_PATH} AS $$
     WITH changed AS (
         UPDATE tarry.lane AS l
-        SET {NEXT_GENERATION.format("l")}, parked_until = x.parked_until, paused = x.paused,
-            ready = false,
+        SET updates = l.updates + 1, generation = (l.updates + 1) / 32,
+            parked_until = x.parked_until, paused = x.paused,
+            ready = FALSE,
             probes = CASE WHEN p_changes_parking THEN p_probes ELSE l.probes END,
             consecutive_opens = CASE WHEN p_changes_parking THEN p_consecutive_opens
                 ELSE l.consecutive_opens END,
@@ -64,8 +53,8 @@ CREATE OR REPLACE FUNCTION tarry.change_lane_1(
         RETURNING l.tenant, l.due_check_at, l.expiry_check_at
     )
     UPDATE tarry.tenant AS t
-    SET {NEXT_GENERATION.format("t")}, due_check_at = least(t.due_check_at, c.due_check_at),
+    SET updates = t.updates + 1, generation = (t.updates + 1) / 32,
+        due_check_at = least(t.due_check_at, c.due_check_at),
         expiry_check_at = least(t.expiry_check_at, c.expiry_check_at)
     FROM changed AS c WHERE t.id = c.tenant
 $$;
-"""
