@@ -26,9 +26,9 @@ from tarry.service.store import (
     StoredTaskFilter,
     StoreLost,
 )
-from tarry.service.stores.redis import RedisTaskStore, connection
-from tarry.service.stores.redis import store as store_module
-from tarry.service.stores.redis.store import SCHEMA_VERSION
+from tarry.service.stores.redis import RedisTaskStore, connection, opening
+from tarry.service.stores.redis.opening import SCHEMA_VERSION
+from tarry.service.stores.redis.partitions import find_partition
 from tests.chaos.tcp_proxy import Disturbance, tcp_proxy
 from tests.integration.redis_cluster import ClusterNode, redis_cluster_nodes
 from tests.integration.servers import Server, redis_server
@@ -398,16 +398,18 @@ def test_a_late_release_keeps_newer_leases(server: Server, monkeypatch: pytest.M
     async def main(store: RedisTaskStore) -> None:
         await store.add([NewTask(task(1))])
         await store.claim(LEASE, limit=1, per_lane=1)  # its reply was lost
-        run, late_calls = store._connection.run, []
+        run, late_calls = store.connection.run, []
 
-        async def run_writes_late(partition: int, name: str, *arguments: Any) -> Any:
+        async def run_writes_late(
+            partition: int, name: str, *arguments: Any, **_options: Any
+        ) -> Any:
             if name == "unknown_leases":
                 return await run(partition, name, *arguments)
             late_calls.append((partition, name, *arguments))
             raise StoreUnavailable("timeout")
 
         with monkeypatch.context() as patched:
-            patched.setattr(store._connection, "run", run_writes_late)
+            patched.setattr(store.connection, "run", run_writes_late)
             with pytest.raises(StoreUnavailable):
                 await store.release_unknown_leases(LEASE, [])
         assert 1 == await store.release_unknown_leases(LEASE, [])
@@ -426,8 +428,8 @@ def test_a_newer_schema_is_rejected(server: Server, monkeypatch: pytest.MonkeyPa
     async def main() -> None:
         url = f"{single_url(server)}?prefix=failures-{next(_numbers)}"
         with monkeypatch.context() as newer:
-            newer.setattr(store_module, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
-            newer.setattr(store_module, "COMPATIBLE_VERSION", SCHEMA_VERSION + 1)
+            newer.setattr(opening, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
+            newer.setattr(opening, "COMPATIBLE_VERSION", SCHEMA_VERSION + 1)
             running = RedisTaskStore(url)
             await running.open()
         older = RedisTaskStore(url)
@@ -506,7 +508,7 @@ def test_a_replica_takes_over(nodes: list[ClusterNode]) -> None:
 
     async def main(store: RedisTaskStore) -> None:
         # Find a tenant in partition 1, whose primary is killed.
-        tenant = next(f"t{n}" for n in range(99) if connection.find_partition(f"t{n}", 2) == 1)
+        tenant = next(f"t{n}" for n in range(99) if find_partition(f"t{n}", 2) == 1)
         new_tasks = [NewTask(task(number, tenant=tenant)) for number in range(5)]
         await store.add(new_tasks)
         nodes[primary].client.execute_command("WAIT", 1, 5000)
@@ -528,7 +530,7 @@ def test_other_partitions_are_served_while_a_node_is_down() -> None:
     """Claims return the tasks of the partitions that are available; other calls fail."""
 
     async def main(store: RedisTaskStore) -> None:
-        tenants = {connection.find_partition(f"t{n}", 16): f"t{n}" for n in range(200)}
+        tenants = {find_partition(f"t{n}", 16): f"t{n}" for n in range(200)}
         slots = {
             partition: cluster[0].client.execute_command("CLUSTER KEYSLOT", f"{{{partition}}}")
             for partition in tenants
@@ -562,7 +564,7 @@ def test_a_node_that_hangs_does_not_delay_the_tasks_of_others(
     """A claim returns what other nodes have leased; the next claims can skip the partitions."""
 
     async def main(store: RedisTaskStore) -> None:
-        tenants = {connection.find_partition(f"t{n}", 16): f"t{n}" for n in range(200)}
+        tenants = {find_partition(f"t{n}", 16): f"t{n}" for n in range(200)}
         await store.add([NewTask(task(p, tenant=tenant)) for p, tenant in tenants.items()])
         first_slot = cluster[0].client.execute_command("CLUSTER KEYSLOT", "{0}")
         hanging = next(n for n in range(3) if n != find_primary(cluster, first_slot))

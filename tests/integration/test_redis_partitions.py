@@ -20,7 +20,7 @@ import pytest
 
 from tarry.service.api.auth import make_api_key
 from tarry.service.stores.redis import RedisTaskStore
-from tarry.service.stores.redis.connection import find_partition
+from tarry.service.stores.redis.partitions import find_partition
 from tests.integration.redis_cluster import SLOTS, ClusterNode, redis_cluster_nodes
 from tests.integration.service import Service, Target, service, target
 

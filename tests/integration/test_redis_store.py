@@ -18,7 +18,7 @@ from msgspec.structs import replace as copy_with
 from tarry.service.model import PolicyVersion, ReplayRecord, Status
 from tarry.service.store import FinishStatus, LeaseTerms, Release, Retention, StoredTaskFilter
 from tarry.service.stores.redis import RedisTaskStore
-from tarry.service.stores.redis.connection import find_partition
+from tarry.service.stores.redis.partitions import find_partition
 from tests.integration.redis_cluster import redis_cluster
 from tests.integration.servers import valkey_program
 from tests.service.stores.comparison import STORE_FACTORIES, StoreFactory

@@ -31,10 +31,10 @@ columns = [f"ALTER TABLE tarry.{{name}} ADD COLUMN added integer DEFAULT 7;" for
 schema.MIGRATIONS += ("".join(columns) + claim.replace("claim_1", "claim_2"),)
 live_tasks._CLAIM = live_tasks._CLAIM.replace("claim_1", "claim_2")
 
-from tarry.service.stores.redis import scripts, store
+from tarry.service.stores.redis import opening, scripts
 read = scripts._read
 scripts._read = lambda name: read(name) + "-- another version" + chr(10)
-store.SCHEMA_VERSION += 1
+opening.SCHEMA_VERSION += 1
 """
 """Runs before the newer version starts."""
 

@@ -15,7 +15,7 @@ from tarry.service.store import (
     Retention,
 )
 from tarry.service.stores.postgres import policies as postgres_policies
-from tarry.service.stores.redis import store as redis_store
+from tarry.service.stores.redis import cold_records as redis_records
 from tarry.service.stores.sqlite import policies as sqlite_policies
 from tests.service.stores.harness import (
     HOUR_MS,
@@ -28,7 +28,7 @@ from tests.service.stores.harness import (
 )
 from tests.service.stores.reference_store import store as reference_store
 
-STORE_MODULES = (postgres_policies, redis_store, reference_store, sqlite_policies)
+STORE_MODULES = (postgres_policies, redis_records, reference_store, sqlite_policies)
 FEW_SIGNING_SECRETS = 20
 
 

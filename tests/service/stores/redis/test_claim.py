@@ -10,6 +10,7 @@ import pytest
 from tarry.service.store import LeaseTerms
 from tarry.service.stores.redis.claim import ClaimMerger, divide
 from tarry.service.stores.redis.connection import RedisConnection
+from tarry.service.stores.redis.partitions import Partitions
 
 
 @pytest.mark.parametrize(
@@ -28,10 +29,11 @@ def test_busy_partitions_share_the_limit(limit: int, busy: set[int], shares: lis
 
 
 class RecordingConnection(RedisConnection):
-    """A connection to partitions that always have more due tasks; it records the scripts."""
+    """A connection to two partitions that always have more due tasks; it records the scripts."""
 
     def __init__(self) -> None:
         super().__init__("redis://localhost", None)
+        self.partition_count = 2
         self.scripts: list[tuple[int, str]] = []
 
     async def run(self, partition: int, name: str, *_: Any, **_options: Any) -> list[Any]:
@@ -48,8 +50,7 @@ def test_nothing_is_leased_in_skipped_partitions() -> None:
 
     async def main() -> None:
         connection = RecordingConnection()
-        merger = ClaimMerger(connection)
-        merger.set_partition_count(2)
+        merger = ClaimMerger(Partitions(connection))
         terms = LeaseTerms("worker", 60_000, 1_000)
         await merger.claim(terms, 10, 10, {}, skip=())
         assert {(0, "claim"), (1, "claim")} <= {*connection.scripts}

@@ -14,12 +14,7 @@ import uvloop
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.store_url import StoreEngine, find_engine
 from tarry.service.stores.redis import RedisTaskStore, connection
-from tarry.service.stores.redis.connection import (
-    SCHEMES,
-    RedisConnection,
-    StoreAddress,
-    find_partition,
-)
+from tarry.service.stores.redis.connection import SCHEMES, RedisConnection, StoreAddress
 
 
 @pytest.mark.parametrize(
@@ -121,14 +116,6 @@ def test_a_node_of_a_cluster_is_not_a_single_server() -> None:
 def test_all_schemes_are_urls_of_the_service() -> None:
     """The service uses a Redis store for each of the schemes."""
     assert {StoreEngine.REDIS} == {find_engine(f"{scheme}://h") for scheme in SCHEMES}
-
-
-def test_the_partition_of_a_tenant_never_changes() -> None:
-    """The partition is computed from the name, in the same way in every version."""
-    assert [14, 3, 15, 15] == [
-        find_partition(name, 16) for name in ("acme", "beta", "default", "kä")
-    ]
-    assert 0 == find_partition("acme", 1)
 
 
 def test_a_store_that_is_not_open_is_unavailable() -> None:

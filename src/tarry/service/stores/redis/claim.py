@@ -20,23 +20,18 @@ if TYPE_CHECKING:
 
     from tarry.service.model import Task
     from tarry.service.store import LeaseTerms
-    from tarry.service.stores.redis.connection import RedisConnection
+    from tarry.service.stores.redis.partitions import Partitions
 
 
 class ClaimMerger:
     """Claims tasks from all partitions of a store, and merges the results."""
 
-    def __init__(self, connection: RedisConnection) -> None:
-        self._connection = connection
-        self._order: list[int] = [0]
+    def __init__(self, partitions: Partitions) -> None:
+        self._partitions = partitions
+        self._order = list(range(partitions.partition_count))
         """The partitions; the least recently served one is the first."""
-        self._busy: set[int] = {0}
+        self._busy = {0} if len(self._order) == 1 else set[int]()
         """The partitions that had more due tasks after the last claim."""
-
-    def set_partition_count(self, count: int) -> None:
-        """Set the number of partitions, when the store is opened."""
-        self._order = list(range(count))
-        self._busy = {0} if count == 1 else set()
 
     async def claim(
         self,
@@ -87,17 +82,17 @@ class ClaimMerger:
             partition: self._run(partition, claim, share)
             for partition, share in zip(partitions, shares, strict=True)
         }
-        replies = await self._connection.gather_available(calls)
+        replies = await self._partitions.connection.gather_available(calls)
         return [*replies.values()]
 
     async def _run(self, partition: int, claim: _Claim, share: int) -> list[Any]:
         """Lease up to `share` tasks of a partition; if it is 0, only find the next time."""
         if share:
-            reply: list[Any] = await self._connection.run(
+            reply: list[Any] = await self._partitions.run(
                 partition, "claim", *claim.arguments(share)
             )
             return reply
-        now, next_at = await self._connection.run(partition, "peek", claim.terms.horizon_ms)
+        now, next_at = await self._partitions.run(partition, "peek", claim.terms.horizon_ms)
         return [now, next_at, 0, 0, [], [], []]
 
 

@@ -14,7 +14,6 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit
-from zlib import crc32
 
 from tarry.core.extras import require_extra
 from tarry.errors import ConfigurationError, StoreUnavailable
@@ -33,8 +32,6 @@ R = TypeVar("R")
 
 DEFAULT_PREFIX = "tarry"
 MAX_PARTITIONS = 1024
-GLOBAL_PARTITION = 0
-"""The partition of API keys, the leader and the registry of workers, which have no tenant."""
 MAX_CONNECTIONS = 16
 """The maximum number of connections to a server or, in a Cluster, to each node."""
 _DEFAULT_PORT = 6379
@@ -74,11 +71,6 @@ _STORE_LOST = "STORELOST "
 """Precedes the prefix of a partition in the error of `identity.lua`."""
 _MISSING_KEY = "MISSINGKEY "
 """Precedes the name of a key in the error of a script that cannot continue without the key."""
-
-
-def find_partition(tenant: str, partition_count: int) -> int:
-    """Return the partition of a tenant."""
-    return crc32(tenant.encode()) % partition_count
 
 
 class StoreAddress:

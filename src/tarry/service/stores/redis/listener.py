@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from tarry.service.shutdown import cancel_and_wait
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from tarry.service.stores.redis.connection import RedisConnection
+    from tarry.service.stores.redis.partitions import Partitions
 
 _PING_INTERVAL_S = 15.0
 """An idle connection is pinged after this time, and closed if the ping gets no response in it."""
@@ -23,11 +23,10 @@ _logger = logging.getLogger("tarry.service.store")
 class WakeupListener:
     """Subscribes to the channels of all partitions, and reconnects when the connection ends."""
 
-    def __init__(
-        self, connection: RedisConnection, channels: Sequence[str], callback: Callable[[], None]
-    ) -> None:
-        self._connection = connection
-        self._channels = channels
+    def __init__(self, partitions: Partitions, callback: Callable[[], None]) -> None:
+        self._connection = partitions.connection
+        numbers = range(partitions.partition_count)
+        self._channels = [f"{self._connection.partition_key(number)}:wake" for number in numbers]
         self._callback = callback
         self._task: asyncio.Task[None] | None = None
 

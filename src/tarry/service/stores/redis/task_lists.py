@@ -14,7 +14,7 @@ from tarry.service.stores.redis.codec import TASK_LENGTH, decode_task, pack_id, 
 if TYPE_CHECKING:
     from tarry.service.model import Task
     from tarry.service.store import StoredTaskFilter
-    from tarry.service.stores.redis.connection import RedisConnection
+    from tarry.service.stores.redis.partitions import Partitions
 
 MAX_SCANNED_TASKS = 2000
 """Maximum number of tasks that are read for one page of a filtered list, even if few match."""
@@ -52,7 +52,7 @@ class TaskScan:
 
     def __init__(
         self,
-        connection: RedisConnection,
+        partitions: Partitions,
         partition: int,
         tenant: str,
         task_filter: StoredTaskFilter,
@@ -60,7 +60,7 @@ class TaskScan:
         position: int | None = None,
         oldest_first: bool = False,
     ) -> None:
-        self._connection = connection
+        self._partitions = partitions
         self._partition = partition
         self._tenant = tenant
         self._filter = task_filter
@@ -167,7 +167,7 @@ class TaskScan:
         return matches_content is None or matches_content(task.packed_content)
 
     async def _read(self, mode: str, max_read: int, max_found: int) -> _Step:
-        reply = await self._connection.run(
+        reply = await self._partitions.run(
             self._partition,
             "list_tasks",
             self._tenant,

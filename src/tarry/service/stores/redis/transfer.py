@@ -42,7 +42,7 @@ from tarry.service.stores.redis.codec import (
     to_signing_secret,
     unpack_id,
 )
-from tarry.service.stores.redis.connection import GLOBAL_PARTITION, find_partition
+from tarry.service.stores.redis.partitions import GLOBAL_PARTITION, Partitions
 from tarry.service.stores.redis.task_lists import TaskScan
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
         SigningSecretRecord,
         Task,
     )
-    from tarry.service.stores.redis.connection import RedisConnection
 
     ExportedPage = tuple[list[Any], Any]
     """Records, and the position of the next page; None: there are no more records."""
@@ -66,13 +65,19 @@ _MAX_TASKS_PER_STEP = 100
 _decode_cursor = msgspec.json.Decoder(list[Any]).decode
 
 
-class RecordTransfer:
-    """Exports and imports the records of a store."""
+async def export_records(
+    partitions: Partitions, kind: RecordKind, *, cursor: str | None = None, limit: int = 1000
+) -> RecordPage[Any]:
+    """Return a page of the records of one kind."""
+    return await _Exporter(partitions).export_records(kind, cursor, limit)
 
-    def __init__(self, connection: RedisConnection, partition_count: int) -> None:
-        self._run = connection.run
-        self._connection = connection
-        self._partition_count = partition_count
+
+class _Exporter:
+    """Exports the records of a store, partition by partition."""
+
+    def __init__(self, partitions: Partitions) -> None:
+        self._partitions = partitions
+        self._run = partitions.run
         self._tenant_exports: dict[RecordKind, TenantExport] = {
             RecordKind.POLICY: self._export_policies,
             RecordKind.SIGNING_SECRET: self._export_secrets,
@@ -92,7 +97,8 @@ class RecordTransfer:
     ) -> RecordPage[Any]:
         """Return a page of records; it ends with a step that found some."""
         partition, tenant, position = self._parse_cursor(cursor)
-        while partition < self._partition_count:
+        partition_count = self._partitions.partition_count
+        while partition < partition_count:
             if kind in self._partition_exports:
                 export = self._partition_exports[kind]
                 items, position = await export(partition, position, limit)
@@ -109,7 +115,7 @@ class RecordTransfer:
                 partition += 1
             if items:
                 next_cursor = msgspec.json.encode([partition, tenant, position]).decode()
-                return RecordPage(items, next_cursor if partition < self._partition_count else None)
+                return RecordPage(items, next_cursor if partition < partition_count else None)
         return RecordPage([], None)
 
     def _parse_cursor(self, cursor: str | None) -> tuple[int, str | None, Any]:
@@ -153,7 +159,7 @@ class RecordTransfer:
 
     def _scan(self, partition: int, tenant: str, position: int | None) -> TaskScan:
         return TaskScan(
-            self._connection,
+            self._partitions,
             partition,
             tenant,
             StoredTaskFilter(),
@@ -234,24 +240,22 @@ class RecordTransfer:
         is_complete = len(tasks) < limit
         return tasks, (replay_rank + 1, 0) if is_complete else (replay_rank, rank + limit)
 
-    async def import_records(self, kind: RecordKind, records: Sequence[Any]) -> None:
-        """Store records with all their fields, unless they exist."""
-        if kind is RecordKind.REPLAYED_TASK:  # the partition of the replay is not known
-            packed = [(record.replay_id, pack_id(record.task_id)) for record in records]
-            for partition in range(self._partition_count):
-                await self._run(partition, "import", "replayed_task", packed)
-            return
-        batches: dict[int, list[tuple[Any, bytes]]] = defaultdict(list)
-        for record in records:
-            tenant, packed, value = _IMPORTS[kind](record)
-            partition = GLOBAL_PARTITION
-            if tenant is not None:
-                partition = find_partition(tenant, self._partition_count)
-            batches[partition].append((packed, value))
-        for partition, batch in batches.items():
-            arguments, values = zip(*batch, strict=True)
-            name = kind.name.lower()
-            await self._run(partition, "import", name, arguments, values=values)
+
+async def import_records(partitions: Partitions, kind: RecordKind, records: Sequence[Any]) -> None:
+    """Store records with all their fields, unless they exist."""
+    if kind is RecordKind.REPLAYED_TASK:  # the partition of the replay is not known
+        packed = [(record.replay_id, pack_id(record.task_id)) for record in records]
+        for partition in range(partitions.partition_count):
+            await partitions.run(partition, "import", "replayed_task", packed)
+        return
+    groups: dict[int, list[tuple[Any, bytes]]] = defaultdict(list)
+    for record in records:
+        tenant, packed, value = _IMPORTS[kind](record)
+        partition = GLOBAL_PARTITION if tenant is None else partitions.partition_of(tenant)
+        groups[partition].append((packed, value))
+    for partition, group in groups.items():
+        arguments, values = zip(*group, strict=True)
+        await partitions.run(partition, "import", kind.name.lower(), arguments, values=values)
 
 
 def _import_policy(policy: PolicyVersion) -> tuple[str | None, Any, bytes]:

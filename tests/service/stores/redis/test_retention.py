@@ -20,12 +20,14 @@ RETENTION = Retention(0, 0)
 class FakeConnection:
     """Partitions with 100 expired tasks each, of which some do not respond."""
 
+    partition_count = PARTITIONS
+
     def __init__(self, *hanging: int) -> None:
         self.hanging = set(hanging)
         self.swept: list[tuple[int, int]] = []
         """The partitions in which tasks were removed, and how many."""
 
-    async def run(self, partition: int, _name: str, *arguments: Any) -> list[Any]:
+    async def run(self, partition: int, _name: str, *arguments: Any, **_options: Any) -> list[Any]:
         """Remove as many tasks as the limit allows."""
         if partition in self.hanging:
             await asyncio.sleep(REPLY_TIMEOUT_S)
@@ -39,8 +41,7 @@ class FakeConnection:
 def new_store(connection: FakeConnection) -> RedisTaskStore:
     """Return a store that uses a connection."""
     store = RedisTaskStore("redis+cluster://h")
-    store._connection = connection  # type: ignore[assignment]
-    store._partition_count = PARTITIONS
+    store.connection = connection  # type: ignore[assignment]
     return store
 
 

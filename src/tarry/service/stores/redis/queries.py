@@ -1,0 +1,170 @@
+"""Queries of tasks, of their attempts and of counters."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+from tarry.service.model import MAX_ATTEMPT_NUMBER, Status
+from tarry.service.store import (
+    MAX_BUSIEST_LANES,
+    MAX_PAGE_BYTES,
+    AttemptsOfMinute,
+    Counters,
+    DueLane,
+    RecordPage,
+    select_due_lanes,
+)
+from tarry.service.stores.records import decode_attempt, parse_cursor
+from tarry.service.stores.redis.codec import decode_task, pack_id, pack_ids, unpack_id
+from tarry.service.stores.redis.lanes import read_all_lanes
+from tarry.service.stores.redis.partitions import as_pairs
+from tarry.service.stores.redis.task_lists import TaskScan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tarry.service.model import AttemptRecord, Task
+    from tarry.service.store import StoredTaskFilter
+    from tarry.service.stores.redis.partitions import Partitions
+
+_ATTEMPT_NUMBER_BITS = MAX_ATTEMPT_NUMBER.bit_length()
+
+
+async def get_task(partitions: Partitions, tenant: str, task_id: str) -> Task | None:
+    """Return a task, or None if it does not exist."""
+    packed_id = pack_id(task_id)
+    if packed_id is None:
+        return None
+    reply = await partitions.run_for_tenant(tenant, "get_tasks", tenant, [packed_id])
+    return decode_task(reply)[1] if reply else None
+
+
+async def list_tasks(
+    partitions: Partitions,
+    tenant: str,
+    task_filter: StoredTaskFilter,
+    *,
+    cursor: str | None = None,
+    limit: int = 100,
+    oldest_first: bool = False,
+) -> RecordPage[Task]:
+    """List tasks."""
+    position = None if cursor is None else parse_cursor(cursor)
+    scan = _scan(partitions, tenant, task_filter, position, oldest_first=oldest_first)
+    return await scan.list_tasks(limit)
+
+
+async def count_tasks(partitions: Partitions, tenant: str, task_filter: StoredTaskFilter) -> int:
+    """Return the number of tasks that match a filter."""
+    return await _scan(partitions, tenant, task_filter).count()
+
+
+def _scan(
+    partitions: Partitions,
+    tenant: str,
+    task_filter: StoredTaskFilter,
+    position: int | None = None,
+    *,
+    oldest_first: bool = False,
+) -> TaskScan:
+    partition = partitions.partition_of(tenant)
+    return TaskScan(
+        partitions, partition, tenant, task_filter, position=position, oldest_first=oldest_first
+    )
+
+
+async def last_attempts(
+    partitions: Partitions, tenant: str, task_ids: Sequence[str]
+) -> dict[str, AttemptRecord]:
+    """Return the last attempt of each task that has one, by task id."""
+    packed_ids = pack_ids(task_ids)
+    arguments = (tenant, packed_ids, -1, len(packed_ids), MAX_PAGE_BYTES * 16)
+    reply = await partitions.run_for_tenant(tenant, "attempts", *arguments)
+    return {
+        unpack_id(packed_id): decode_attempt(attempts[0])
+        for packed_id, *attempts in reply
+        if attempts
+    }
+
+
+async def list_attempts(
+    partitions: Partitions, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
+) -> list[AttemptRecord]:
+    """Return attempts of a task."""
+    arguments = (tenant, pack_ids([task_id]), after, limit, MAX_PAGE_BYTES)
+    reply = await partitions.run_for_tenant(tenant, "attempts", *arguments)
+    return [decode_attempt(attempt) for _, *attempts in reply for attempt in attempts]
+
+
+async def list_attempts_of_tasks(
+    partitions: Partitions,
+    tenant: str,
+    task_filter: StoredTaskFilter,
+    *,
+    cursor: str | None = None,
+    limit: int = 100,
+) -> RecordPage[tuple[str, AttemptRecord]]:
+    """List attempts with the ids of their tasks."""
+    # A cursor is the number of a task and the number of its last attempt in one integer.
+    last = None if cursor is None else parse_cursor(cursor)
+    position = None if last is None else (last >> _ATTEMPT_NUMBER_BITS) + 1
+    page = await _scan(partitions, tenant, task_filter, position).list_ids(limit)
+    numbers = {task_id: number for number, task_id in page.items}
+    first_index = 0
+    if last is not None and page.items and page.items[0][0] == last >> _ATTEMPT_NUMBER_BITS:
+        first_index = last & MAX_ATTEMPT_NUMBER
+    items: list[tuple[str, AttemptRecord]] = []
+    for index, task_ids in ((first_index, list(numbers)[:1]), (0, list(numbers)[1:])):
+        if task_ids and len(items) < limit:
+            arguments = (tenant, pack_ids(task_ids), index, limit - len(items))
+            reply = await partitions.run_for_tenant(
+                tenant, "attempts", *arguments, MAX_PAGE_BYTES * 16
+            )
+            items += [
+                (unpack_id(packed_id), decode_attempt(attempt))
+                for packed_id, *attempts in reply
+                for attempt in attempts
+            ]
+    if len(items) == limit:
+        task_id, attempt = items[-1]
+        return RecordPage(items, str(numbers[task_id] << _ATTEMPT_NUMBER_BITS | attempt.number))
+    if page.cursor is None:
+        return RecordPage(items, None)
+    # Continue before the first attempt of the next older task.
+    return RecordPage(items, str(int(page.cursor) - 1 << _ATTEMPT_NUMBER_BITS))
+
+
+async def counters(partitions: Partitions, tenant: str | None = None) -> Counters:
+    """Return the counters of one tenant, or their sums over all tenants (None)."""
+    numbers = partitions.partitions_of(tenant)
+    replies = await partitions.run_on(numbers, "counters", tenant)
+    now = max(reply[0] for reply in replies)
+    sums = [sum(column) for column in list(zip(*replies, strict=True))[1:]]
+    lanes = [lane async for lane in read_all_lanes(partitions, tenant)]
+    due_lanes = (
+        DueLane(lane.name, due, lane.to_record().waiting_for)
+        for lane, due in lanes
+        if 0 < due <= now
+    )
+    used = [lane for lane, _ in lanes if lane.pending or lane.in_flight or lane.exhausted]
+    used.sort(key=lambda lane: (-lane.pending, lane.name))
+    return Counters(
+        task_counts={status: sums[status] for status in Status},
+        superseded_count=sums[len(Status)],
+        due_lanes=select_due_lanes(due_lanes),
+        busiest_lanes=[lane.to_record() for lane in used[:MAX_BUSIEST_LANES]],
+    )
+
+
+async def attempts_per_minute(
+    partitions: Partitions, tenant: str | None, *, since: int
+) -> list[AttemptsOfMinute]:
+    """Return the attempt counts of one tenant, or of all tenants (None), sorted by minute."""
+    numbers = partitions.partitions_of(tenant)
+    counts: dict[int, Counter[str]] = defaultdict(Counter)
+    for reply in await partitions.run_on(numbers, "attempts_per_minute", tenant, since):
+        for field, count in as_pairs(reply):
+            minute, _, outcome = field.decode().partition(":")
+            counts[int(minute)][outcome] += int(count)
+    return [AttemptsOfMinute(minute, dict(counts[minute])) for minute in sorted(counts)]

@@ -1,0 +1,13 @@
+"""The partition of a tenant. Scripts on partitions are tested with real servers."""
+
+from __future__ import annotations
+
+from tarry.service.stores.redis.partitions import find_partition
+
+
+def test_the_partition_of_a_tenant_never_changes() -> None:
+    """The partition is computed from the name, in the same way in every version."""
+    assert [14, 3, 15, 15] == [
+        find_partition(name, 16) for name in ("acme", "beta", "default", "kä")
+    ]
+    assert 0 == find_partition("acme", 1)
