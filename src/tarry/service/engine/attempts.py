@@ -1,6 +1,7 @@
-"""Pure functions that convert one attempt between the service and the core (`tarry.core`).
+"""A running attempt, and pure functions that convert it between the service and the core.
 
-The service has tasks, deliveries and milliseconds; the core has calls, outcomes and seconds.
+The service has tasks, deliveries and milliseconds; the core (`tarry.core`) has calls, outcomes and
+seconds.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 from functools import lru_cache
 from math import ceil
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from tarry.core.call import DurableCall, NewDurableCall
 from tarry.core.hints import hint_from_headers
@@ -32,7 +35,11 @@ if TYPE_CHECKING:
     from tarry.core.downstream import Downstream
     from tarry.core.policy import Policy
     from tarry.core.verdict import Stop
+    from tarry.service.engine.attempt_slots import Slot
+    from tarry.service.engine.lanes import LeasedTask
     from tarry.service.engine.policies import EffectivePolicy
+    from tarry.service.engine.secrets import ResolvedSecrets
+    from tarry.service.engine.signers import TenantSigners
     from tarry.service.model import TaskContent
     from tarry.service.store import LeaseTerms
 
@@ -45,6 +52,21 @@ _MAX_REDACTED_CHARS = 2 * _MAX_TEXT_CHARS
 """A text is redacted before it is cut to `_MAX_TEXT_CHARS`, so that no beginning of a secret is
 left. A longer text is cut to this length before it is redacted, because the redaction of a long
 text takes longer than the rest of a failed attempt."""
+
+
+class RunningAttempt(Struct, eq=False):
+    """An attempt in flight, with everything that applied when it started."""
+
+    leased_task: LeasedTask
+    content: TaskContent
+    """The unpacked content; if the attempt has a span, this is the trace."""
+    effective_policy: EffectivePolicy
+    signers: TenantSigners
+    secrets: ResolvedSecrets | None
+    call: DurableCall
+    slot: Slot
+    timeout_s: float
+    started_at: int
 
 
 def build_call(task: Task, policy: Policy, downstream: Downstream) -> DurableCall:
@@ -65,20 +87,20 @@ def build_call(task: Task, policy: Policy, downstream: Downstream) -> DurableCal
 
 
 def build_request(
-    task: Task,
-    content: TaskContent,
-    policy: Policy,
+    attempt: RunningAttempt,
     body: bytes,
-    timeout: float,
+    timeout_s: float,
     signatures: list[tuple[str, str]],
     secret_headers: dict[str, str] | None = None,
     vendor_headers: dict[str, str] | None = None,
 ) -> DeliveryRequest:
-    """Return the request of the next attempt; tarry's headers follow the headers of the task.
+    """Return the request of an attempt; tarry's headers follow the headers of the task.
 
     `secret_headers` are the headers of the task whose values are secrets, with these values.
     `vendor_headers` replace headers of the task.
     """
+    task, content = attempt.leased_task.task, attempt.content
+    policy = attempt.effective_policy.policy
     headers = content.headers.copy()
     if secret_headers is not None:
         headers.update(secret_headers)
@@ -112,7 +134,7 @@ def build_request(
         method=content.method,
         headers=headers,
         body=body,
-        timeout=timeout,
+        timeout=timeout_s,
     )
 
 
@@ -143,19 +165,18 @@ def classify(
 
 
 def build_record(
-    task: Task,
+    attempt: RunningAttempt,
     delivery: DeliveryResult,
     outcome: Outcome,
     decision: DecisionRecord,
-    started_at: int,
     worker: str,
 ) -> AttemptRecord:
     """Return the attempt log entry of a delivery; `add_error_and_excerpt` adds these texts."""
-    fault = delivery.fault
+    task, fault = attempt.leased_task.task, delivery.fault
     return AttemptRecord(
         number=task.attempts + 1,
         scheduled_at=task.next_attempt_at,
-        started_at=started_at,
+        started_at=attempt.started_at,
         duration_ms=delivery.duration_ms,
         dns_ms=delivery.dns_ms,
         connect_ms=delivery.connect_ms,
@@ -211,10 +232,11 @@ def success_decision(policy_version: int | None) -> DecisionRecord:
 
 
 def build_decision(
-    verdict: Wait | Stop, outcome: Outcome, effective_policy: EffectivePolicy, call: DurableCall
+    attempt: RunningAttempt, verdict: Wait | Stop, outcome: Outcome
 ) -> DecisionRecord:
     """Return the decision of an attempt log entry: the verdict, and the state before it."""
-    breaker, budget = call.last_status
+    effective_policy = attempt.effective_policy
+    breaker, budget = attempt.call.last_status
     version, hint = effective_policy.version, outcome.hint
     if isinstance(verdict, Wait):
         jitter = effective_policy.policy.jitter

@@ -40,6 +40,7 @@ from tarry.service.delivery.vendor_headers import QSTASH, cloud_tasks_headers, q
 from tarry.service.encryption import DecryptionFailed
 from tarry.service.engine import attempts
 from tarry.service.engine.attempt_slots import AttemptSlots
+from tarry.service.engine.attempts import RunningAttempt
 from tarry.service.engine.context import BODY_STORE, FIRST_STORE_RETRY_PAUSE_S, STORE
 from tarry.service.engine.lanes import MAX_FAST_ATTEMPT_MS
 from tarry.service.engine.leased_tasks import LeasedTasks
@@ -52,17 +53,15 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Coroutine, Sequence
     from typing import Any
 
-    from tarry.core.call import DurableCall
     from tarry.core.policy import Policy
     from tarry.service.delivery import DeliveryCallback, PendingDelivery
-    from tarry.service.engine.attempt_slots import Slot
     from tarry.service.engine.context import EngineContext
     from tarry.service.engine.endpoint_caps import EndpointCap
     from tarry.service.engine.lanes import LeasedTask, LocalLane
-    from tarry.service.engine.policies import EffectivePolicy, PolicyKey
+    from tarry.service.engine.policies import PolicyKey
     from tarry.service.engine.secrets import ResolvedSecrets
-    from tarry.service.engine.signers import TenantSigners
     from tarry.service.model import AttemptRecord, Task, TaskContent
+    from tarry.service.store import TaskResult
     from tarry.wire.tasks import WaitReason
 
 _logger = logging.getLogger("tarry.service")
@@ -215,13 +214,16 @@ class Worker:
             self._begin_load(task).append(leased_task)
             return True
         policy = effective_policy.policy
-        timeout = policy.attempt_timeout or _DEFAULT_ATTEMPT_TIMEOUT_S
-        timeout = min(timeout, self._max_attempt_duration_s)
+        timeout_s = policy.attempt_timeout or _DEFAULT_ATTEMPT_TIMEOUT_S
+        timeout_s = min(timeout_s, self._max_attempt_duration_s)
         if now >= effective_policy.stale_at:
             self._begin_load(task)
         # Another attempt has just failed for a local reason, or the lease could expire during the
         # attempt.
-        if now < max(lane.waits_until, lane.blocked_until) or now + timeout * 1000 >= task.wake_at:
+        if (
+            now < max(lane.waits_until, lane.blocked_until)
+            or now + timeout_s * 1000 >= task.wake_at
+        ):
             self.result_writer.release(leased_task)
             return True
         if now < task.next_attempt_at:  # the store's clock was set back after the task was due
@@ -253,7 +255,17 @@ class Worker:
             if self._slow_attempt_timer is None and not slot.is_slow:
                 self._set_slow_attempt_timer()
             self._send(
-                leased_task, slot, content, effective_policy, signers, secrets, call, timeout, now
+                RunningAttempt(
+                    leased_task,
+                    content,
+                    effective_policy,
+                    signers,
+                    secrets,
+                    call,
+                    slot,
+                    timeout_s,
+                    now,
+                )
             )
             return True
         if isinstance(command, Defer):
@@ -482,65 +494,46 @@ class Worker:
         if self._slots.has_fast_slots and not self._is_stopping:
             self._set_slow_attempt_timer()
 
-    def _send(
-        self,
-        leased_task: LeasedTask,
-        slot: Slot,
-        content: TaskContent,
-        effective_policy: EffectivePolicy,
-        signers: TenantSigners,
-        secrets: ResolvedSecrets | None,
-        call: DurableCall,
-        timeout: float,
-        started_at: int,
-    ) -> None:
-        task, lane, context = leased_task.task, leased_task.lane, self._context
+    def _send(self, attempt: RunningAttempt) -> None:
+        leased_task, content, context = attempt.leased_task, attempt.content, self._context
+        lane = leased_task.lane
         if lane.is_blocked:
-            lane.is_blocked, lane.startable_since = False, started_at
+            lane.is_blocked, lane.startable_since = False, attempt.started_at
         leased_task.startable_since = lane.startable_since
         if lane.downstream.transitions:  # half-open: the attempt is a probe
             self.result_writer.store_breaker_state(lane)
-        policy, tracer = effective_policy.policy, context.tracer
-        on_done: DeliveryCallback = partial(
-            self._on_attempt_done, leased_task, slot, effective_policy, call, started_at
-        )
+        tracer = context.tracer
+        on_done: DeliveryCallback = partial(self._on_attempt_done, attempt)
         delivery: PendingDelivery
         try:
             if tracer is not None:
-                span, content = tracer.start_span(task, content)
+                span, content = tracer.start_span(leased_task.task, content)
+                attempt.content = content
                 if span is not None:
+                    policy = attempt.effective_policy.policy
                     on_done = partial(tracer.report_and_end_span, span, policy, on_done)
-            if content.body_ref is None and secrets is None and content.vendor is None:
-                body = content.body
-                signatures = signers.sign(task, body) if signers.by_lane else []
-                request = attempts.build_request(task, content, policy, body, timeout, signatures)
+            if content.body_ref is None and attempt.secrets is None and content.vendor is None:
+                body, signers = content.body, attempt.signers
+                signatures = signers.sign(leased_task.task, body) if signers.by_lane else []
+                request = attempts.build_request(attempt, body, attempt.timeout_s, signatures)
                 delivery = self._start_delivery(request, on_done)
             else:
-                delivery = call_when_done(
-                    self._load_and_send(task, content, policy, signers, secrets, timeout), on_done
-                )
+                delivery = call_when_done(self._load_and_send(attempt), on_done)
         except Exception as error:  # noqa: BLE001 - handled by `_on_attempt_done`
             failed: asyncio.Future[DeliveryResult] = asyncio.get_running_loop().create_future()
             failed.set_exception(error)
             delivery = call_when_done(failed, on_done)
         self._deliveries[leased_task] = delivery
 
-    async def _load_and_send(
-        self,
-        task: Task,
-        content: TaskContent,
-        policy: Policy,
-        signers: TenantSigners,
-        secrets: ResolvedSecrets | None,
-        timeout: float,
-    ) -> DeliveryResult:
+    async def _load_and_send(self, attempt: RunningAttempt) -> DeliveryResult:
         """Send a task that has a stored body or secrets, or was created through a vendor's API.
 
         If the target rejects a secret (401), and a newer value can be obtained, the request is sent
         again with this value. This is the same attempt: the target has not processed the request.
         """
         context, loop = self._context, asyncio.get_running_loop()
-        deadline = loop.time() + timeout
+        task, content, secrets = attempt.leased_task.task, attempt.content, attempt.secrets
+        deadline = loop.time() + attempt.timeout_s
         body = content.body
         if content.body_ref is not None:
             try:
@@ -549,20 +542,13 @@ class Worker:
             except TimeoutError:
                 msg = "a body could not be read within the timeout of the attempt"
                 raise BodyStoreUnavailable(msg) from None
-        signatures = signers.sign(task, body)
-        vendor_headers = await self._build_vendor_headers(task, content, body, signers, deadline)
+        signatures = attempt.signers.sign(task, body)
+        vendor_headers = await self._build_vendor_headers(attempt, body, deadline)
 
         def send(secret_headers: dict[str, str] | None) -> Awaitable[DeliveryResult]:
-            remaining = max(deadline - loop.time(), _MIN_SEND_TIMEOUT_S)
+            remaining_s = max(deadline - loop.time(), _MIN_SEND_TIMEOUT_S)
             request = attempts.build_request(
-                task,
-                content,
-                policy,
-                body,
-                remaining,
-                signatures,
-                secret_headers,
-                vendor_headers,
+                attempt, body, remaining_s, signatures, secret_headers, vendor_headers
             )
             return context.delivery_client.send(request)
 
@@ -587,18 +573,14 @@ class Worker:
         return result
 
     async def _build_vendor_headers(
-        self,
-        task: Task,
-        content: TaskContent,
-        body: bytes,
-        signers: TenantSigners,
-        deadline: float,
+        self, attempt: RunningAttempt, body: bytes, deadline: float
     ) -> dict[str, str] | None:
+        task, content = attempt.leased_task.task, attempt.content
         if content.vendor is None or not content.url.startswith("http"):
             return None
         if content.vendor == QSTASH:
-            timestamp = int(self._context.unix_time())
-            return qstash_headers(task, content, body, timestamp, signers.token_key(task))
+            timestamp, token_key = int(self._context.unix_time()), attempt.signers.token_key(task)
+            return qstash_headers(task, content, body, timestamp, token_key)
         previous: Sequence[AttemptRecord] = ()
         if task.attempts:
             remaining_s = deadline - asyncio.get_running_loop().time()
@@ -611,15 +593,10 @@ class Worker:
         return cloud_tasks_headers(task, previous)
 
     def _on_attempt_done(
-        self,
-        leased_task: LeasedTask,
-        slot: Slot,
-        effective_policy: EffectivePolicy,
-        call: DurableCall,
-        started_at: int,
-        delivery_result: DeliveryResult | BaseException,
+        self, attempt: RunningAttempt, delivery_result: DeliveryResult | BaseException
     ) -> None:
-        context, task, lane = self._context, leased_task.task, leased_task.lane
+        context, leased_task, call = self._context, attempt.leased_task, attempt.call
+        task, lane = leased_task.task, leased_task.lane
         del self._deliveries[leased_task]
         if self._is_stopping and not self._deliveries:
             self._has_no_deliveries.set()
@@ -629,15 +606,16 @@ class Worker:
                 call.cancel_attempt(context.clock.now_s())
                 return
             error, delivery_result = delivery_result, _failed_delivery(task, delivery_result)
-        unrounded_ms, random_number = context.clock.unrounded_ms(), context.draw()
-        now, now_s = int(unrounded_ms), unrounded_ms / 1000
+        unrounded_ms = context.clock.unrounded_ms()
+        now = int(unrounded_ms)
         context.secrets.add_texts_of_lane(task.lane, delivery_result)
         if delivery_result.fault is _BLOCKED:
             delivery_result.pause_s = context.blocked_pause_s
-        outcome = attempts.classify(delivery_result, effective_policy.policy, context.unix_time)
-        self._slots.release(slot)
+        policy = attempt.effective_policy.policy
+        outcome = attempts.classify(delivery_result, policy, context.unix_time)
+        self._slots.release(attempt.slot)
         if outcome is None:
-            call.cancel_attempt(now_s)
+            call.cancel_attempt(unrounded_ms / 1000)
             if isinstance(error, SecretUnavailable):
                 self._release_without_secret(leased_task, error.pause_s)
             else:
@@ -648,38 +626,45 @@ class Worker:
         if lane.wait_reason is not None:
             self.result_writer.end_wait(lane)
         lane.record_result(
-            now - started_at,
+            now - attempt.started_at,
             delivery_result.fault is _TIMEOUT,
             None if call.attempts > 1 else outcome is not SUCCESS,
             outcome is SUCCESS if call.attempts > 1 else None,
         )
         if context.health.failing:
             context.health.mark_healthy("delivery")
-        if outcome is SUCCESS:
-            call.record_success(now_s, random_number)
-            decision = attempts.success_decision(effective_policy.version)
-            record = attempts.build_record(
-                task, delivery_result, outcome, decision, started_at, context.lease_terms.worker
-            )
-            result = attempts.final_result(task, record, _SUCCEEDED)
-        else:
-            verdict = call.record_failure(outcome, now_s, random_number)
-            decision = attempts.build_decision(verdict, outcome, effective_policy, call)
-            record = attempts.build_record(
-                task, delivery_result, outcome, decision, started_at, context.lease_terms.worker
-            )
-            attempts.add_error_and_excerpt(record, delivery_result, leased_task.content)
-            if isinstance(verdict, Wait):
-                lease_terms = context.lease_terms if self._can_keep_lease(lane) else None
-                result = attempts.retry_result(task, record, verdict, outcome, now, lease_terms)
-            else:
-                reason = str(verdict.reason)
-                result = attempts.final_result(task, record, Status.EXHAUSTED, reason)
+        result = self._build_result(attempt, delivery_result, outcome, unrounded_ms)
         if lane.downstream.transitions:
             lane.is_blocked = True  # the breaker was not closed before, or is not closed now
-            self.result_writer.store_breaker_state(lane, record)
+            self.result_writer.store_breaker_state(lane, result.attempt)
         self.result_writer.post(result, leased_task, delivery_result)
         self._continue_lane(lane, now)
+
+    def _build_result(
+        self,
+        attempt: RunningAttempt,
+        delivery_result: DeliveryResult,
+        outcome: Outcome,
+        unrounded_ms: float,
+    ) -> TaskResult:
+        """Return what is written after an attempt: its log entry, and the decision of the core."""
+        context, leased_task, call = self._context, attempt.leased_task, attempt.call
+        task, worker = leased_task.task, context.lease_terms.worker
+        now_s, random_number = unrounded_ms / 1000, context.draw()
+        if outcome is SUCCESS:
+            call.record_success(now_s, random_number)
+            decision = attempts.success_decision(attempt.effective_policy.version)
+            record = attempts.build_record(attempt, delivery_result, outcome, decision, worker)
+            return attempts.final_result(task, record, _SUCCEEDED)
+        verdict = call.record_failure(outcome, now_s, random_number)
+        decision = attempts.build_decision(attempt, verdict, outcome)
+        record = attempts.build_record(attempt, delivery_result, outcome, decision, worker)
+        attempts.add_error_and_excerpt(record, delivery_result, leased_task.content)
+        if isinstance(verdict, Wait):
+            lease_terms = context.lease_terms if self._can_keep_lease(leased_task.lane) else None
+            now = int(unrounded_ms)
+            return attempts.retry_result(task, record, verdict, outcome, now, lease_terms)
+        return attempts.final_result(task, record, Status.EXHAUSTED, str(verdict.reason))
 
     def _release_uncounted(
         self, leased_task: LeasedTask, delivery_result: DeliveryResult, component: str
