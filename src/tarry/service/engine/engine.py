@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from tarry.core.breaker import BreakerState
 from tarry.errors import StoreUnavailable
+from tarry.service.engine.claim_wakeup import ClaimWakeup
 from tarry.service.engine.context import ADDING
 from tarry.service.engine.heartbeat import Heartbeat
 from tarry.service.engine.limits import MAX_CONFIGURED_LANES
@@ -83,8 +84,11 @@ class Engine:
         self.body_store_check: HealthCheck = context.body_store_check
         self.clock: StoreClock = context.clock
         self.limits: EngineLimits = context.limits
-        self.worker: Worker = Worker(context)
-        self.scheduler: Scheduler = Scheduler(context, self.worker, self._find_known_lease_ids)
+        claim_wakeup = ClaimWakeup()
+        self.worker: Worker = Worker(context, claim_wakeup)
+        self.scheduler: Scheduler = Scheduler(
+            context, self.worker, claim_wakeup, self._find_known_lease_ids
+        )
         self.rate_limiter: TenantRateLimiter | None = _build_rate_limiter(context)
         self.maintenance: Maintenance = Maintenance(context, self.scheduler, self.rate_limiter)
         self.series: SeriesRecorder = SeriesRecorder(context)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tarry.service.delivery import DeliveryResult
+    from tarry.service.engine.claim_wakeup import ClaimWakeup
     from tarry.service.engine.context import EngineContext
     from tarry.service.engine.lanes import LeasedTask, LocalLane
     from tarry.service.engine.leased_tasks import LeasedTasks
@@ -70,17 +71,17 @@ leased task is None in `write_cancelled`, whose caller drops the task from `Leas
 class ResultWriter:
     """Writes the results of leased tasks, then requeues or drops the tasks.
 
-    Every write is retried until the store accepts it, because the attempt has already been made.
+    `claim_wakeup` is called when more tasks can be claimed. Every write is retried until the store
+    accepts it, because the attempt has already been made.
     """
 
-    def __init__(self, context: EngineContext, leased_tasks: LeasedTasks) -> None:
+    def __init__(
+        self, context: EngineContext, leased_tasks: LeasedTasks, claim_wakeup: ClaimWakeup
+    ) -> None:
         self._context = context
         self._leased_tasks = leased_tasks
+        self._claim_wakeup = claim_wakeup
         self._reporter = context.reporter
-        self.on_capacity: Callable[[], None] = lambda: None
-        """Called when fewer tasks are leased to this process. Set by the scheduler."""
-        self.on_unpark: Callable[[], None] = lambda: None
-        """Called when the tasks of a lane can be claimed again. Set by the scheduler."""
         self._partition_of = context.store.partition_of
         self._linger_s = _RESULT_LINGER_S
         self.result_queues: PartitionQueues[_QueuedResult, FinishStatus] = PartitionQueues(
@@ -238,7 +239,7 @@ class ResultWriter:
                     message = "result stored but post-processing failed, task=%s"
                     _logger.exception(message, result.task.id)
         if len(self._leased_tasks) < leased_count_before:
-            self.on_capacity()
+            self._claim_wakeup.on_capacity()
         return finish_statuses
 
     async def _write_one_by_one(
@@ -310,7 +311,7 @@ class ResultWriter:
             now = self._context.clock.now_ms()
             deferred_until = self._leased_tasks.startable_at(leased_task.task, now)
         self._post_release(Release(leased_task.task, deferred_until))
-        self.on_capacity()
+        self._claim_wakeup.on_capacity()
 
     def release_unadded(self, tasks: Sequence[Task]) -> None:
         """Release the leases of tasks that were not added to `LeasedTasks`."""
@@ -443,7 +444,7 @@ class ResultWriter:
         partition = self._partition_of_lane(lane.name)
         await retry_until_stored(lambda: context.store.unpark(lane.name), context.health, partition)
         context.lanes.parked.discard(lane.name)
-        self.on_unpark()
+        self._claim_wakeup.wake()
 
     async def _park(self, lane: LocalLane, until: int) -> None:
         context, opens = self._context, lane.breaker.consecutive_opens

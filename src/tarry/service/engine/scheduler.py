@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,7 @@ from tarry.service.shutdown import cancel_and_wait
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from tarry.service.engine.claim_wakeup import ClaimWakeup
     from tarry.service.engine.context import EngineContext
     from tarry.service.engine.worker import Worker
     from tarry.service.store import ClaimResult
@@ -41,7 +41,7 @@ so that a single process claims as often as several processes together."""
 
 
 class Scheduler:
-    """Claims tasks for a worker.
+    """Claims tasks for a worker, until `stop`; `wakeup` ends the pause between two claims.
 
     `find_known_lease_ids` returns the ids of tasks that are leased to this process, or may be by a
     pending write, after a lost reply of a partition.
@@ -51,15 +51,14 @@ class Scheduler:
         self,
         context: EngineContext,
         worker: Worker,
+        wakeup: ClaimWakeup,
         find_known_lease_ids: Callable[[int], Awaitable[list[str]]],
     ) -> None:
         self._context = context
         self._worker = worker
+        self._wakeup = wakeup
         self._find_known_lease_ids = find_known_lease_ids
-        worker.result_writer.on_capacity = self._on_capacity
-        worker.result_writer.on_unpark = self.wake
-        self._wakeup = asyncio.Event()
-        self._was_capacity_limited = self._is_stopping = False
+        self._is_stopping = False
         self._next_release_at_ms = self._next_surplus_at_ms = 0.0
         self._reconciliations: dict[int, asyncio.Task[None]] = {}
         """The partitions whose unknown leases are being released, if there are several."""
@@ -72,17 +71,12 @@ class Scheduler:
 
     def wake(self) -> None:
         """Claim soon, because the store may have a due task that is not leased."""
-        self._wakeup.set()
+        self._wakeup.wake()
 
     def stop(self) -> None:
         """Make no more claims; the tasks of a claim in progress are still passed to the worker."""
         self._is_stopping = True
-        self._wakeup.set()
-
-    def _on_capacity(self) -> None:
-        """Claim soon if the last claim was limited by capacity; see `ResultWriter.on_capacity`."""
-        if self._was_capacity_limited:
-            self._wakeup.set()
+        self._wakeup.wake()
 
     async def run_once(self) -> ClaimResult:
         """Claim tasks once, and pass them to the worker.
@@ -98,7 +92,8 @@ class Scheduler:
         if 0 < capacity <= limits.max_leased // 4:  # with more, no tenant is at its limit
             lane_limits |= dict.fromkeys(lanes.tenants_at_lease_limit(capacity), 0)
         max_claimed = limits.max_claimed * context.claim_turns.claim_factor
-        self._was_capacity_limited = capacity < max_claimed or 0 in lane_limits.values()
+        is_limited = capacity < max_claimed or 0 in lane_limits.values()
+        self._wakeup.was_capacity_limited = is_limited
         # Attempts that end make no difference to these lanes.
         lane_limits |= lanes.blocked_limits(context.clock.now_ms())
         lane_limits |= dict.fromkeys(lanes.list_handed_over(context.clock.now_ms()), 0)
@@ -126,7 +121,7 @@ class Scheduler:
         if claim.consecutive_opens_by_lane:
             # The number of probes has limited the claim. A probe may end without an attempt, for
             # example because the total budget of the task has ended.
-            self._was_capacity_limited = True
+            self._wakeup.was_capacity_limited = True
         if claim.lost_attempts:
             context.reporter.report_lost_attempts(claim.lost_attempts, claim.now)
         lane_names = dict.fromkeys(task.lane for task in claim.tasks)
@@ -285,9 +280,7 @@ class Scheduler:
                 if has_leased and next_at is not None and next_at <= claim.now:
                     continue
             await asyncio.sleep(_MIN_PAUSE_S)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._poll_interval_s):
-                    await self._wakeup.wait()
+            await self._wakeup.wait(self._poll_interval_s)
             await self._wait_for_turn()
 
     async def _wait_for_turn(self) -> None:

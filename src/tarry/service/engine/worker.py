@@ -8,8 +8,8 @@
            ▲                             │
            └─────── requeue, drop ───────┘
 
-An arrow points to the object whose method is called. In addition, the result writer calls
-`on_capacity` and `on_unpark`, which the scheduler sets, when more tasks can be claimed.
+An arrow points to the object whose method is called. In addition, the result writer calls the
+`ClaimWakeup` of the scheduler when more tasks can be claimed.
 
 An attempt is admitted by its lane, sent, classified by the core, written in a group with other
 results, and reported only when it is stored. Callbacks connect these steps: at thousands of
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
     from tarry.core.policy import Policy
     from tarry.service.delivery import DeliveryCallback, PendingDelivery
+    from tarry.service.engine.claim_wakeup import ClaimWakeup
     from tarry.service.engine.context import EngineContext
     from tarry.service.engine.endpoint_caps import EndpointCap
     from tarry.service.engine.lanes import LeasedTask, LocalLane
@@ -102,7 +103,7 @@ _KIND_THROTTLED = Kind.THROTTLED
 class Worker:
     """Runs attempts of leased tasks, up to the in-flight limit of the process."""
 
-    def __init__(self, context: EngineContext) -> None:
+    def __init__(self, context: EngineContext, claim_wakeup: ClaimWakeup) -> None:
         self._context = context
         self._slots = AttemptSlots(context.limits.max_running_attempts)
         self._slow_attempt_timer: asyncio.TimerHandle | None = None
@@ -116,7 +117,7 @@ class Worker:
             lease_ms=context.lease_terms.length_ms,
             on_due=self._start_due_tasks,
         )
-        self.result_writer: ResultWriter = ResultWriter(context, self.leased_tasks)
+        self.result_writer: ResultWriter = ResultWriter(context, self.leased_tasks, claim_wakeup)
         self._is_stopping = False
         self._is_start_scheduled = False
         self._start_delivery = start_function(context.delivery_client)
