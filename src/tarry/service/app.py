@@ -84,6 +84,7 @@ except ImportError as _missing:
 if TYPE_CHECKING:
     from tarry.service.delivery import DeliveryClient
     from tarry.service.delivery.secret_sources import SecretSource
+    from tarry.service.file_descriptors import DescriptorShares
     from tarry.service.settings import SecretDefinition, Settings
     from tarry.service.store import Store
     from tarry.wire.http import Receive, Scope, Send
@@ -119,54 +120,14 @@ class Service:
         self.settings: Settings = settings
         self._drain_deadline: float | None = None
         """When running attempts are cancelled, after `begin_shutdown`."""
+        self._refreshing: asyncio.Task[None] | None = None
         target_guard = Guard(settings.allow_target, dev=settings.dev)  # blocks private addresses
-        limit = current_limit()
-        shares = share_descriptors(limit, settings.in_flight)
+        shares, in_flight = _share_descriptors(settings)
         self.max_clients: int = shares.max_clients  # connections that the server accepts
-        in_flight = min(settings.in_flight, shares.max_connections)
-        if in_flight < settings.in_flight:
-            _logger.warning(
-                "in_flight is %d instead of %d: the process has only %d file descriptors; "
-                "raise the hard limit (ulimit -Hn)", in_flight, settings.in_flight, limit
-            )  # fmt: skip
-        dns = DnsCache()  # one for both clients, because tenants share its slots for lookups
-        proxy, ca_file = settings.egress_proxy or None, settings.ca_file or None
-        max_bytes = settings.max_response_bytes
-        client_certificates = [
-            ClientCertificate(
-                each.cert_file, each.key_file, tenant=each.tenant, targets=each.targets
-            )
-            for each in settings.client_certificates
-        ]
-        self._delivery_client: DeliveryClient = delivery or DeliveryDispatcher(
-            HttpDeliveryClient(
-                target_guard,
-                dns=dns,
-                proxy=proxy,
-                ca_file=ca_file,
-                client_certificates=client_certificates,
-                max_response_bytes=max_bytes,
-                max_connections=shares.max_connections,
-                max_pool_connections=in_flight,
-            ),
-            partial(
-                GrpcDeliveryClient,
-                target_guard,
-                dns=dns,
-                proxy=proxy,
-                ca_file=ca_file,
-                client_certificates=client_certificates,
-            ),
+        self._delivery_client: DeliveryClient = delivery or _build_delivery_client(
+            settings, target_guard, max_connections=shares.max_connections, in_flight=in_flight
         )
-        # Token endpoints have a client of their own: the operator has set their addresses, so they
-        # are allowed there, but not as targets.
-        token_hosts = [
-            parse_target(each.token_url).host for each in settings.secrets if each.token_url
-        ]
-        self._token_client: DeliveryClient | None = None
-        if token_hosts:
-            guard = Guard([*settings.allow_target, *token_hosts], dev=settings.dev)
-            self._token_client = HttpDeliveryClient(guard, proxy=proxy, ca_file=ca_file)
+        self._token_client = _build_token_client(settings)
         self._secrets = SecretResolver(
             [_build_secret(each, self._token_client) for each in settings.secrets], effects.now
         )
@@ -175,51 +136,22 @@ class Service:
             writer_process=writer_process,
             strict_durability=settings.strict_durability,
         )
+        self._store_values = StoreValuesCache(self.store, effects.now)
         codec = Codec(settings.encryption_keys)
-        body_store = BodyStore(
-            settings.bodies or default_bodies(settings.store),
-            max_object_bytes=settings.max_body_bytes,
-            endpoint=settings.bodies_endpoint,
-            encrypt=codec.encrypt_body,
-            decrypt=codec.decrypt_body,
-        )
+        body_store = _build_body_store(settings, codec)
         clock = StoreClock(effects.now)  # epoch ms of the store, from monotonic seconds
-        signers = SignerCache(
-            self.store,
-            clock.now_ms,
-            codec.decrypt_secret,
-            effects.unix_time,
-            fallback=Signer(settings.signing_secrets) if settings.signing_secrets else None,
-            fallback_tenant=None if settings.share_signing_secrets else DEFAULT_TENANT,
-        )
-        limits = EngineLimits(
-            max_running_attempts=in_flight,
-            max_lane_running_attempts=settings.lane_in_flight,
-            max_tenant_unfinished_tasks=settings.tenant_pending or None,
-            max_tenant_lanes=settings.tenant_lanes or None,
-            tenant_tasks_per_s=settings.tenant_rate or None,
-            tenant_burst=max(EngineLimits().tenant_burst, settings.tenant_rate),
-        )
-        patterns = [
-            LimitPattern(each.tenant, each.lane, each.limits) for each in settings.downstreams
-        ]
-        limit_table = LimitTable(patterns, max_in_flight=settings.lane_in_flight)
+        signers = _build_signers(settings, self.store, clock, codec)
+        limits = _build_engine_limits(settings, in_flight)
+        limit_table = _build_limit_table(settings)
         lanes = Lanes(
             limit_table.build_downstream,
             max_leased=limits.max_leased,
             max_lane_leased=limits.max_lane_leased,
         )
-        host_name = socket.gethostname()
-        worker = f"{host_name}-{os.getpid()}-{secrets.token_hex(4)}"
         self.metrics: Metrics = Metrics(lanes)
-        self._store_values = StoreValuesCache(self.store, effects.now)
-        self._refreshing: asyncio.Task[None] | None = None
+        process = _build_worker_record(settings)
+        self._tracer = _build_tracer(settings, process.name)
         health = ServiceHealth(effects.now)
-        self._tracer: AttemptTracer | None = None
-        if settings.traces == "otlp":
-            self._tracer = AttemptTracer.with_otlp_exporter(
-                version=version("tarry"), instance=worker, unix_time=effects.unix_time
-            )
         self.engine: Engine = Engine(
             EngineContext(
                 store=self.store,
@@ -231,33 +163,12 @@ class Service:
                 clock=clock,
                 reporter=Reporter(self.metrics, clock.now_ms),
                 health=health,
-                store_check=HealthCheck(
-                    health,
-                    (ADDING, DATA),
-                    partial(check_partitions, self.store, health),
-                    effects.now,
-                    interval_s=_STORE_CHECK_INTERVAL_S,
-                    failing_interval_s=_STORE_CHECK_INTERVAL_S,
+                store_check=_build_store_check(health, self.store),
+                body_store_check=_build_body_store_check(health, body_store),
+                process=process,
+                lease_terms=LeaseTerms(
+                    process.name, settings.lease_duration_ms, settings.horizon_ms
                 ),
-                body_store_check=HealthCheck(
-                    health,
-                    (BODY_STORE,),
-                    body_store.check,
-                    effects.now,
-                    interval_s=_BODY_STORE_CHECK_INTERVAL_S,
-                    failing_interval_s=_FAILING_BODY_STORE_CHECK_INTERVAL_S,
-                ),
-                process=WorkerRecord(
-                    name=worker,
-                    host=host_name,
-                    pid=os.getpid(),
-                    role=settings.role,
-                    version=version("tarry"),
-                    allow_target=tuple(
-                        sorted({*settings.allow_target, *(["--dev"] if settings.dev else [])})
-                    ),
-                ),
-                lease_terms=LeaseTerms(worker, settings.lease_duration_ms, settings.horizon_ms),
                 limits=limits,
                 retention=Retention(settings.keep_succeeded_ms, settings.keep_dead_ms),
                 task_finder=TaskFinder(self.store, codec),
@@ -369,6 +280,145 @@ class Service:
             counters_age_s=age_s,
             failing=self.engine.health.failing,
         )
+
+
+def _share_descriptors(settings: Settings) -> tuple[DescriptorShares, int]:
+    """Return the numbers of connections for which there are file descriptors, and `in_flight`."""
+    limit = current_limit()
+    shares = share_descriptors(limit, settings.in_flight)
+    in_flight = min(settings.in_flight, shares.max_connections)
+    if in_flight < settings.in_flight:
+        _logger.warning(
+            "in_flight is %d instead of %d: the process has only %d file descriptors; "
+            "raise the hard limit (ulimit -Hn)", in_flight, settings.in_flight, limit
+        )  # fmt: skip
+    return shares, in_flight
+
+
+def _build_delivery_client(
+    settings: Settings, target_guard: Guard, *, max_connections: int, in_flight: int
+) -> DeliveryClient:
+    dns = DnsCache()  # one for both clients, because tenants share its slots for lookups
+    proxy, ca_file = settings.egress_proxy or None, settings.ca_file or None
+    client_certificates = [
+        ClientCertificate(each.cert_file, each.key_file, tenant=each.tenant, targets=each.targets)
+        for each in settings.client_certificates
+    ]
+    return DeliveryDispatcher(
+        HttpDeliveryClient(
+            target_guard,
+            dns=dns,
+            proxy=proxy,
+            ca_file=ca_file,
+            client_certificates=client_certificates,
+            max_response_bytes=settings.max_response_bytes,
+            max_connections=max_connections,
+            max_pool_connections=in_flight,
+        ),
+        partial(
+            GrpcDeliveryClient,
+            target_guard,
+            dns=dns,
+            proxy=proxy,
+            ca_file=ca_file,
+            client_certificates=client_certificates,
+        ),
+    )
+
+
+def _build_token_client(settings: Settings) -> DeliveryClient | None:
+    """Return the client for the token endpoints of secrets, or None if there are none.
+
+    It is a client of its own: the operator has set the addresses of the endpoints, so they are
+    allowed there, but not as targets.
+    """
+    hosts = [parse_target(each.token_url).host for each in settings.secrets if each.token_url]
+    if not hosts:
+        return None
+    guard = Guard([*settings.allow_target, *hosts], dev=settings.dev)
+    proxy, ca_file = settings.egress_proxy or None, settings.ca_file or None
+    return HttpDeliveryClient(guard, proxy=proxy, ca_file=ca_file)
+
+
+def _build_body_store(settings: Settings, codec: Codec) -> BodyStore:
+    return BodyStore(
+        settings.bodies or default_bodies(settings.store),
+        max_object_bytes=settings.max_body_bytes,
+        endpoint=settings.bodies_endpoint,
+        encrypt=codec.encrypt_body,
+        decrypt=codec.decrypt_body,
+    )
+
+
+def _build_engine_limits(settings: Settings, in_flight: int) -> EngineLimits:
+    return EngineLimits(
+        max_running_attempts=in_flight,
+        max_lane_running_attempts=settings.lane_in_flight,
+        max_tenant_unfinished_tasks=settings.tenant_pending or None,
+        max_tenant_lanes=settings.tenant_lanes or None,
+        tenant_tasks_per_s=settings.tenant_rate or None,
+        tenant_burst=max(EngineLimits().tenant_burst, settings.tenant_rate),
+    )
+
+
+def _build_limit_table(settings: Settings) -> LimitTable:
+    patterns = [LimitPattern(each.tenant, each.lane, each.limits) for each in settings.downstreams]
+    return LimitTable(patterns, max_in_flight=settings.lane_in_flight)
+
+
+def _build_worker_record(settings: Settings) -> WorkerRecord:
+    host_name = socket.gethostname()
+    return WorkerRecord(
+        name=f"{host_name}-{os.getpid()}-{secrets.token_hex(4)}",
+        host=host_name,
+        pid=os.getpid(),
+        role=settings.role,
+        version=version("tarry"),
+        allow_target=tuple(sorted({*settings.allow_target, *(["--dev"] if settings.dev else [])})),
+    )
+
+
+def _build_tracer(settings: Settings, instance: str) -> AttemptTracer | None:
+    if settings.traces != "otlp":
+        return None
+    return AttemptTracer.with_otlp_exporter(
+        version=version("tarry"), instance=instance, unix_time=effects.unix_time
+    )
+
+
+def _build_store_check(health: ServiceHealth, store: Store) -> HealthCheck:
+    return HealthCheck(
+        health,
+        (ADDING, DATA),
+        partial(check_partitions, store, health),
+        effects.now,
+        interval_s=_STORE_CHECK_INTERVAL_S,
+        failing_interval_s=_STORE_CHECK_INTERVAL_S,
+    )
+
+
+def _build_body_store_check(health: ServiceHealth, body_store: BodyStore) -> HealthCheck:
+    return HealthCheck(
+        health,
+        (BODY_STORE,),
+        body_store.check,
+        effects.now,
+        interval_s=_BODY_STORE_CHECK_INTERVAL_S,
+        failing_interval_s=_FAILING_BODY_STORE_CHECK_INTERVAL_S,
+    )
+
+
+def _build_signers(
+    settings: Settings, store: Store, clock: StoreClock, codec: Codec
+) -> SignerCache:
+    return SignerCache(
+        store,
+        clock.now_ms,
+        codec.decrypt_secret,
+        effects.unix_time,
+        fallback=Signer(settings.signing_secrets) if settings.signing_secrets else None,
+        fallback_tenant=None if settings.share_signing_secrets else DEFAULT_TENANT,
+    )
 
 
 def build_api_limits(settings: Settings, max_clients: int) -> ApiLimits:
