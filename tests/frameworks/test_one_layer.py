@@ -69,7 +69,7 @@ def test_real_server(integration: Integration) -> None:
     assert (["startup", "shutdown"] if integration.has_lifespan else []) == shop.lifespan_events
 
 
-def test_unrelated_errors_reach_the_error_handlers() -> None:
+async def test_unrelated_errors_reach_the_error_handlers() -> None:
     """An unrelated error after a given-up call reaches the exception handler of Starlette."""
     shop = Shop()
 
@@ -87,14 +87,11 @@ def test_unrelated_errors_reach_the_error_handlers() -> None:
         exception_handlers={Exception: handle_error},
     )
 
-    async def main() -> None:
-        async with open_asgi_client(app) as client:
-            response = await client.post("/")
+    async with open_asgi_client(app) as client:
+        response = await client.post("/")
 
-        assert (500, "error: a bug") == (response.status_code, response.text)
-        assert "x-should-retry" not in response.headers
-
-    asyncio.run(main())
+    assert (500, "error: a bug") == (response.status_code, response.text)
+    assert "x-should-retry" not in response.headers
 
 
 @pytest.mark.parametrize("streams", [False, True])

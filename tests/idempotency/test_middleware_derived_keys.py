@@ -111,20 +111,17 @@ def test_request_ends_with_its_handler() -> None:
     assert [True, False, False, False] == asyncio.run(main())
 
 
-def test_closed_request_leaves_other_contexts_unchanged() -> None:
+async def test_closed_request_leaves_other_contexts_unchanged() -> None:
     """A request that is closed in another context does not change the current request there."""
 
     async def app(*_: object) -> None:
         await asyncio.get_running_loop().create_future()
 
-    async def main() -> None:
-        request = send_request(IdempotencyMiddleware(app))
-        copy_context().run(request.send, None)
-        other_request = GuardedRequest("other")
-        token = current_request.set(other_request)
-        request.close()
+    request = send_request(IdempotencyMiddleware(app))
+    copy_context().run(request.send, None)
+    other_request = GuardedRequest("other")
+    token = current_request.set(other_request)
+    request.close()
 
-        assert other_request is current_request.get()
-        current_request.reset(token)
-
-    asyncio.run(main())
+    assert other_request is current_request.get()
+    current_request.reset(token)

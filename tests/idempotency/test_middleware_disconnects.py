@@ -158,7 +158,7 @@ def test_stream_sees_the_disconnect() -> None:
     assert ["http.disconnect"] == received
 
 
-def test_stream_to_a_disconnected_client_is_complete() -> None:
+async def test_stream_to_a_disconnected_client_is_complete() -> None:
     """An OSError of `send`, which some servers raise on a disconnect, does not release the key."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -169,10 +169,7 @@ def test_stream_to_a_disconnected_client_is_complete() -> None:
     def raise_disconnect(message: Message) -> None:
         raise OSError("client disconnected")
 
-    async def main() -> None:
-        middleware = IdempotencyMiddleware(app, max_response_bytes=8)
-        with pytest.raises(OSError, match="client disconnected"):
-            await send_request(middleware, before_send=raise_disconnect)
-        assert 200 == (await send_request(middleware)).problem["originalStatus"]
-
-    asyncio.run(main())
+    middleware = IdempotencyMiddleware(app, max_response_bytes=8)
+    with pytest.raises(OSError, match="client disconnected"):
+        await send_request(middleware, before_send=raise_disconnect)
+    assert 200 == (await send_request(middleware)).problem["originalStatus"]

@@ -16,7 +16,7 @@ from tests.idempotency.asgi_client import KEY, PaymentsApp, make_scope, send_req
 from tests.idempotency.faulty_store import FaultyStore
 
 
-def test_raising_handler_releases_the_key() -> None:
+async def test_raising_handler_releases_the_key() -> None:
     """A handler that raises sends nothing, its error reaches the server, and a retry runs."""
     payments = PaymentsApp()
     sent: list[Message] = []
@@ -29,15 +29,12 @@ def test_raising_handler_releases_the_key() -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         raise RuntimeError("failed")
 
-    async def main() -> None:
-        app = IdempotencyMiddleware(fail_once)
-        with pytest.raises(RuntimeError, match="failed"):
-            await send_request(app, before_send=sent.append)
-        assert [] == sent
-        assert b"run 2" == (await send_request(app)).body
-        assert (await send_request(app)).is_replayed
-
-    asyncio.run(main())
+    app = IdempotencyMiddleware(fail_once)
+    with pytest.raises(RuntimeError, match="failed"):
+        await send_request(app, before_send=sent.append)
+    assert [] == sent
+    assert b"run 2" == (await send_request(app)).body
+    assert (await send_request(app)).is_replayed
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 405, 407, 408, 425, 429, 500, 503])
@@ -55,44 +52,35 @@ def test_retryable_response_is_not_stored(status: int) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 402, 409, 422])
-def test_other_client_errors_are_stored(status: int) -> None:
+async def test_other_client_errors_are_stored(status: int) -> None:
     """A 4xx response that depends only on the request is stored."""
     app = IdempotencyMiddleware(PaymentsApp(status))
 
-    async def main() -> None:
-        await send_request(app)
-        assert (status, True) == ((second := await send_request(app)).status, second.is_replayed)
-
-    asyncio.run(main())
+    await send_request(app)
+    assert (status, True) == ((second := await send_request(app)).status, second.is_replayed)
 
 
-def test_server_errors_are_stored_with_store_errors() -> None:
+async def test_server_errors_are_stored_with_store_errors() -> None:
     """A 500 response is stored if `store_errors` is True."""
     app = IdempotencyMiddleware(PaymentsApp(500), store_errors=True)
 
-    async def main() -> None:
-        await send_request(app)
-        assert (await send_request(app)).is_replayed
-
-    asyncio.run(main())
+    await send_request(app)
+    assert (await send_request(app)).is_replayed
 
 
-def test_incomplete_response_releases_the_key() -> None:
+async def test_incomplete_response_releases_the_key() -> None:
     """An incomplete response is sent to the server, and its key is released."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    async def main() -> None:
-        middleware = IdempotencyMiddleware(app)
-        for _ in range(2):
-            response = await send_request(middleware)
-            assert ["http.response.start"] == [message["type"] for message in response.messages]
-
-    asyncio.run(main())
+    middleware = IdempotencyMiddleware(app)
+    for _ in range(2):
+        response = await send_request(middleware)
+        assert ["http.response.start"] == [message["type"] for message in response.messages]
 
 
-def test_response_before_an_error_is_stored() -> None:
+async def test_response_before_an_error_is_stored() -> None:
     """If a handler raises after its response, the response is stored and the error is raised."""
     payments = PaymentsApp()
 
@@ -100,16 +88,13 @@ def test_response_before_an_error_is_stored() -> None:
         await payments(scope, receive, send)
         raise RuntimeError("afterwards")
 
-    async def main() -> None:
-        middleware = IdempotencyMiddleware(app)
-        with pytest.raises(RuntimeError, match="afterwards"):
-            await send_request(middleware)
-        assert (await send_request(middleware)).is_replayed
-
-    asyncio.run(main())
+    middleware = IdempotencyMiddleware(app)
+    with pytest.raises(RuntimeError, match="afterwards"):
+        await send_request(middleware)
+    assert (await send_request(middleware)).is_replayed
 
 
-def test_incomplete_request_does_not_run() -> None:
+async def test_incomplete_request_does_not_run() -> None:
     """If the client disconnects before its body is complete, the handler does not run."""
     payments = PaymentsApp()
     messages: list[Message] = [
@@ -123,12 +108,9 @@ def test_incomplete_request_does_not_run() -> None:
     async def send(message: Message) -> None:
         raise AssertionError
 
-    async def main() -> None:
-        app = IdempotencyMiddleware(payments)
-        await app(make_scope(headers=[(b"idempotency-key", KEY)]), receive, send)
-        assert b"run 1" == (await send_request(app)).body
-
-    asyncio.run(main())
+    app = IdempotencyMiddleware(payments)
+    await app(make_scope(headers=[(b"idempotency-key", KEY)]), receive, send)
+    assert b"run 1" == (await send_request(app)).body
 
 
 @pytest.mark.parametrize("make_store", [MemoryStore, FaultyStore])

@@ -95,18 +95,14 @@ def test_failing_store_rejects_the_request(caplog: pytest.LogCaptureFixture) -> 
 
 
 @pytest.mark.parametrize("retention", [99.5, timedelta(seconds=99.5)], ids=repr)
-def test_full_store_rejects_the_request(retention: float | timedelta) -> None:
+async def test_full_store_rejects_the_request(retention: float | timedelta) -> None:
     """A full memory store causes a 503 with the time until a record expires as Retry-After."""
-
-    async def main() -> None:
-        app = IdempotencyMiddleware(
-            PaymentsApp(), MemoryStore(1, clock=lambda: 0.0), retention=retention
-        )
-        await send_request(app, key=b"a")
-        response = await send_request(app, key=b"b")
-        assert (503, b"100") == (response.status, response.header(b"retry-after"))
-
-    asyncio.run(main())
+    app = IdempotencyMiddleware(
+        PaymentsApp(), MemoryStore(1, clock=lambda: 0.0), retention=retention
+    )
+    await send_request(app, key=b"a")
+    response = await send_request(app, key=b"b")
+    assert (503, b"100") == (response.status, response.header(b"retry-after"))
 
 
 def test_slow_renewal_does_not_lose_the_lease(caplog: pytest.LogCaptureFixture) -> None:
@@ -174,7 +170,7 @@ def test_claim_in_the_memory_store_is_not_renewed() -> None:
     assert 1 == payments.runs
 
 
-def test_lease_expires_after_the_memory_store_failed() -> None:
+async def test_lease_expires_after_the_memory_store_failed() -> None:
     """If the memory store fails to store the response, the key is free after the lease."""
     payments = PaymentsApp()
     now, clock_fails = 1000.0, False
@@ -192,12 +188,8 @@ def test_lease_expires_after_the_memory_store_failed() -> None:
         finally:
             clock_fails = False
 
-    async def main() -> None:
-        nonlocal now
-        app = IdempotencyMiddleware(break_clock_in_first_run, MemoryStore(clock=clock), lease=30.0)
-        with pytest.raises(OSError, match="no clock"):
-            await send_request(app)
-        now += 31
-        assert 201 == (await send_request(app)).status
-
-    asyncio.run(main())
+    app = IdempotencyMiddleware(break_clock_in_first_run, MemoryStore(clock=clock), lease=30.0)
+    with pytest.raises(OSError, match="no clock"):
+        await send_request(app)
+    now += 31
+    assert 201 == (await send_request(app)).status

@@ -250,16 +250,12 @@ async def failing_stream(scope: Scope, receive: Receive, send: Send) -> None:
     raise RuntimeError("failed in the stream")
 
 
-def test_failing_stream_releases_the_key() -> None:
+async def test_failing_stream_releases_the_key() -> None:
     """A handler that raises releases its key, also if a part of its response was sent."""
-
-    async def main() -> None:
-        app = IdempotencyMiddleware(failing_stream, FaultyStore(), max_response_bytes=8)
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match="failed in the stream"):
-                await send_request(app)
-
-    asyncio.run(main())
+    app = IdempotencyMiddleware(failing_stream, FaultyStore(), max_response_bytes=8)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="failed in the stream"):
+            await send_request(app)
 
 
 def test_stream_keeps_its_lease_until_its_end() -> None:

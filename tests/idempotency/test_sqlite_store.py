@@ -38,42 +38,32 @@ def test_conformance(case: Case, run: Run, tmp_path: Path) -> None:
     run(main)
 
 
-def test_records_are_persistent(tmp_path: Path) -> None:
+async def test_records_are_persistent(tmp_path: Path) -> None:
     """A stored response is still there after the file is closed and opened again."""
+    first = SqliteStore(tmp_path / "keys.db")
+    await first.claim("k", "print", "owner", 30.0)
+    await first.finish("k", "print", "owner", RESPONSE, 3600.0)
+    await first.close()
 
-    async def main() -> None:
-        first = SqliteStore(tmp_path / "keys.db")
-        await first.claim("k", "print", "owner", 30.0)
-        await first.finish("k", "print", "owner", RESPONSE, 3600.0)
-        await first.close()
+    second = SqliteStore(str(tmp_path / "keys.db"))
+    existing = await second.claim("k", "print", "other", 30.0)
+    await second.close()
 
-        second = SqliteStore(str(tmp_path / "keys.db"))
-        existing = await second.claim("k", "print", "other", 30.0)
-        await second.close()
-
-        assert existing is not None
-        assert RESPONSE == existing.record.response
-
-    asyncio.run(main())
+    assert existing is not None
+    assert RESPONSE == existing.record.response
 
 
-def test_default_clock_is_unix_time(tmp_path: Path) -> None:
+async def test_default_clock_is_unix_time(tmp_path: Path) -> None:
     """Without a clock the store uses Unix time."""
+    store = SqliteStore(tmp_path / "keys.db")
+    before = time.time()
+    await store.claim("k", "print", "owner", 30.0)
+    existing = await store.claim("k", "print", "other", 30.0)
+    await store.close()
 
-    async def main() -> None:
-        store = SqliteStore(tmp_path / "keys.db")
-        before = time.time()
-        await store.claim("k", "print", "owner", 30.0)
-        existing = await store.claim("k", "print", "other", 30.0)
-        await store.close()
-
-        assert existing is not None
-        # The clock of SQLite has a resolution of one millisecond.
-        assert (
-            before - 0.001 <= existing.record.free_at - 30.0 <= existing.now <= time.time() + 0.001
-        )
-
-    asyncio.run(main())
+    assert existing is not None
+    # The clock of SQLite has a resolution of one millisecond.
+    assert before - 0.001 <= existing.record.free_at - 30.0 <= existing.now <= time.time() + 0.001
 
 
 def test_clock_is_read_under_the_lock(tmp_path: Path) -> None:
@@ -98,20 +88,16 @@ def test_clock_is_read_under_the_lock(tmp_path: Path) -> None:
     assert [] == clock_reads
 
 
-def test_busy_timeout_ends_a_call(tmp_path: Path) -> None:
+async def test_busy_timeout_ends_a_call(tmp_path: Path) -> None:
     """A call raises if the database is locked for the busy timeout; a later call succeeds."""
-
-    async def main() -> None:
-        store = SqliteStore(tmp_path / "keys.db", busy_timeout=0.01)
-        await store.sweep(1)
-        with closing(sqlite3.connect(tmp_path / "keys.db")) as other:
-            other.execute("BEGIN IMMEDIATE")
-            with pytest.raises(sqlite3.OperationalError, match="locked"):
-                await store.claim("k", "print", "owner", 30.0)
-        assert await store.claim("k", "print", "owner", 30.0) is None
-        await store.close()
-
-    asyncio.run(main())
+    store = SqliteStore(tmp_path / "keys.db", busy_timeout=0.01)
+    await store.sweep(1)
+    with closing(sqlite3.connect(tmp_path / "keys.db")) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            await store.claim("k", "print", "owner", 30.0)
+    assert await store.claim("k", "print", "owner", 30.0) is None
+    await store.close()
 
 
 @pytest.mark.parametrize("run", [run_on_asyncio, run_on_trio])

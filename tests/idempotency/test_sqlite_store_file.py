@@ -18,23 +18,19 @@ from tarry.runtime.effects import effects
 from tests.idempotency.conformance_harness import run_concurrently
 
 
-def test_concurrent_stores_create_the_file(tmp_path: Path) -> None:
+async def test_concurrent_stores_create_the_file(tmp_path: Path) -> None:
     """Stores can create the same file concurrently, and one of their claims gets the key."""
+    stores = [SqliteStore(tmp_path / "keys.db") for _ in range(8)]
+    results = await run_concurrently(
+        [
+            partial(store.claim, "k", "print", str(number), 30.0)
+            for number, store in enumerate(stores)
+        ]
+    )
+    for store in stores:
+        await store.close()
 
-    async def main() -> None:
-        stores = [SqliteStore(tmp_path / "keys.db") for _ in range(8)]
-        results = await run_concurrently(
-            [
-                partial(store.claim, "k", "print", str(number), 30.0)
-                for number, store in enumerate(stores)
-            ]
-        )
-        for store in stores:
-            await store.close()
-
-        assert 1 == results.count(None)
-
-    asyncio.run(main())
+    assert 1 == results.count(None)
 
 
 def file_modes(folder: Path) -> list[int]:
@@ -114,20 +110,17 @@ def test_url_of_a_server_is_not_a_path(path: str) -> None:
     assert "s3cret" not in str(raised.value)
 
 
-def test_file_that_cannot_be_opened_raises_each_time(tmp_path: Path) -> None:
+async def test_file_that_cannot_be_opened_raises_each_time(tmp_path: Path) -> None:
     """Each call raises as long as the file cannot be opened; the next call succeeds."""
     (tmp_path / "keys.db").mkdir()
 
-    async def main() -> None:
-        store = SqliteStore(tmp_path / "keys.db")
-        for _ in range(2):
-            with pytest.raises(OSError, match="directory"):
-                await store.sweep(1)
-        (tmp_path / "keys.db").rmdir()
-        assert 0 == await store.sweep(1)
-        await store.close()
-
-    asyncio.run(main())
+    store = SqliteStore(tmp_path / "keys.db")
+    for _ in range(2):
+        with pytest.raises(OSError, match="directory"):
+            await store.sweep(1)
+    (tmp_path / "keys.db").rmdir()
+    assert 0 == await store.sweep(1)
+    await store.close()
 
 
 def test_in_memory_database_creates_no_file(

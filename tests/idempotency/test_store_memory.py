@@ -54,70 +54,54 @@ def test_conformance(case: Case, run: Run) -> None:
     run(main)
 
 
-def test_full_store_rejects_claims() -> None:
+async def test_full_store_rejects_claims() -> None:
     """A claim in a full store without expired records raises with the time of the next expiry."""
+    store = MemoryStore(2, clock=lambda: 0.0)
+    await store.claim("a", "print", "owner", 30.0)
+    await store.claim("b", "print", "owner", 20.0)
 
-    async def main() -> None:
-        store = MemoryStore(2, clock=lambda: 0.0)
-        await store.claim("a", "print", "owner", 30.0)
-        await store.claim("b", "print", "owner", 20.0)
+    with pytest.raises(LimitReached, match="none of its 2 records has expired") as caught:
+        await store.claim("c", "print", "owner", 30.0)
 
-        with pytest.raises(LimitReached, match="none of its 2 records has expired") as caught:
-            await store.claim("c", "print", "owner", 30.0)
-
-        assert 20.0 == caught.value.retry_after
-        assert await store.claim("a", "print", "other", 30.0) is not None
-
-    asyncio.run(main())
+    assert 20.0 == caught.value.retry_after
+    assert await store.claim("a", "print", "other", 30.0) is not None
 
 
-def test_full_store_deletes_an_expired_record() -> None:
+async def test_full_store_deletes_an_expired_record() -> None:
     """A claim in a full store deletes an expired record, and no other record."""
+    clock = ManualClock()
+    store = MemoryStore(2, clock=lambda: clock.now)
+    await store.claim("a", "print", "owner", 10.0)
+    await store.extend("a", "print", "owner", 30.0)
+    await store.claim("b", "print", "owner", 5.0)
+    await store.finish("b", "print", "owner", RESPONSE, 20.0)
+    await clock.advance(20.0)
 
-    async def main() -> None:
-        clock = ManualClock()
-        store = MemoryStore(2, clock=lambda: clock.now)
-        await store.claim("a", "print", "owner", 10.0)
-        await store.extend("a", "print", "owner", 30.0)
-        await store.claim("b", "print", "owner", 5.0)
-        await store.finish("b", "print", "owner", RESPONSE, 20.0)
-        await clock.advance(20.0)
+    assert await store.claim("c", "print", "owner", 30.0) is None
 
-        assert await store.claim("c", "print", "owner", 30.0) is None
-
-        assert await store.claim("a", "print", "other", 30.0) is not None
-        with pytest.raises(LimitReached):
-            await store.claim("b", "print", "owner", 30.0)
-
-    asyncio.run(main())
+    assert await store.claim("a", "print", "other", 30.0) is not None
+    with pytest.raises(LimitReached):
+        await store.claim("b", "print", "owner", 30.0)
 
 
-def test_expired_record_can_be_claimed_in_a_full_store() -> None:
+async def test_expired_record_can_be_claimed_in_a_full_store() -> None:
     """A full store accepts a claim of a key whose lease has expired."""
+    clock = ManualClock()
+    store = MemoryStore(1, clock=lambda: clock.now)
+    await store.claim("a", "print", "owner", 10.0)
+    await clock.advance(10.0)
 
-    async def main() -> None:
-        clock = ManualClock()
-        store = MemoryStore(1, clock=lambda: clock.now)
-        await store.claim("a", "print", "owner", 10.0)
-        await clock.advance(10.0)
-
-        assert await store.claim("a", "print", "other", 10.0) is None
-
-    asyncio.run(main())
+    assert await store.claim("a", "print", "other", 10.0) is None
 
 
-def test_outdated_heap_items_do_not_accumulate() -> None:
+async def test_outdated_heap_items_do_not_accumulate() -> None:
     """Claiming and releasing a key many times does not grow the expiry heap without limit."""
+    store = MemoryStore(clock=lambda: 0.0)
+    for _ in range(5000):
+        await store.claim("a", "print", "owner", 30.0)
+        await store.release("a", "owner")
 
-    async def main() -> None:
-        store = MemoryStore(clock=lambda: 0.0)
-        for _ in range(5000):
-            await store.claim("a", "print", "owner", 30.0)
-            await store.release("a", "owner")
-
-        assert len(store._expiry_heap) <= 1005
-
-    asyncio.run(main())
+    assert len(store._expiry_heap) <= 1005
 
 
 def test_default_clock_follows_virtual_time() -> None:
@@ -140,124 +124,100 @@ def test_capacity_below_one_raises() -> None:
         MemoryStore(0)
 
 
-def test_responses_above_max_bytes_have_no_body() -> None:
+async def test_responses_above_max_bytes_have_no_body() -> None:
     """A body that exceeds max_bytes is not stored; expired records free their bytes."""
+    clock = ManualClock()
+    store = MemoryStore(max_bytes=10, clock=lambda: clock.now)
 
-    async def main() -> None:
-        clock = ManualClock()
-        store = MemoryStore(max_bytes=10, clock=lambda: clock.now)
+    async def finish(key: str, body: bytes, retention: float) -> bytes | None:
+        await store.claim(key, "print", "owner", 10.0)
+        response = StoredResponse(200, ((b"a", b"b"),), body)
+        assert await store.finish(key, "print", "owner", response, retention)
+        existing = await store.claim(key, "print", "other", 10.0)
+        assert existing is not None
+        assert existing.record.response is not None
+        assert 200 == existing.record.response.status
+        return existing.record.response.body
 
-        async def finish(key: str, body: bytes, retention: float) -> bytes | None:
-            await store.claim(key, "print", "owner", 10.0)
-            response = StoredResponse(200, ((b"a", b"b"),), body)
-            assert await store.finish(key, "print", "owner", response, retention)
-            existing = await store.claim(key, "print", "other", 10.0)
-            assert existing is not None
-            assert existing.record.response is not None
-            assert 200 == existing.record.response.status
-            return existing.record.response.body
-
-        assert b"123456" == await finish("a", b"123456", 20.0)
-        assert b"" == await finish("b", b"", 60.0)
-        assert await finish("c", b"1", 60.0) is None
-        await clock.advance(20.0)
-        assert b"1234" == await finish("d", b"1234", 20.0)
-        assert await finish("e", b"", 60.0) == b""
-        assert await finish("f", b"", 60.0) is None
-        await clock.advance(20.0)
-        await store.sweep(10)
-        assert b"1234" == await finish("g", b"1234", 20.0)
-
-    asyncio.run(main())
+    assert b"123456" == await finish("a", b"123456", 20.0)
+    assert b"" == await finish("b", b"", 60.0)
+    assert await finish("c", b"1", 60.0) is None
+    await clock.advance(20.0)
+    assert b"1234" == await finish("d", b"1234", 20.0)
+    assert await finish("e", b"", 60.0) == b""
+    assert await finish("f", b"", 60.0) is None
+    await clock.advance(20.0)
+    await store.sweep(10)
+    assert b"1234" == await finish("g", b"1234", 20.0)
 
 
-def test_late_response_does_not_delete_its_own_record() -> None:
+async def test_late_response_does_not_delete_its_own_record() -> None:
     """Storing a response after the lease has expired does not delete its own record."""
+    clock = ManualClock()
+    store = MemoryStore(max_bytes=4, clock=lambda: clock.now)
+    for key in ("a", "b"):
+        await store.claim(key, "print", "owner", 10.0)
+    assert await store.finish("a", "print", "owner", RESPONSE, 5.0)
+    await clock.advance(10.0)
 
-    async def main() -> None:
-        clock = ManualClock()
-        store = MemoryStore(max_bytes=4, clock=lambda: clock.now)
-        for key in ("a", "b"):
-            await store.claim(key, "print", "owner", 10.0)
-        assert await store.finish("a", "print", "owner", RESPONSE, 5.0)
-        await clock.advance(10.0)
+    assert await store.finish("b", "print", "owner", RESPONSE, 60.0)
 
-        assert await store.finish("b", "print", "owner", RESPONSE, 60.0)
-
-        existing = await store.claim("b", "print", "other", 10.0)
-        assert existing is not None
-        assert RESPONSE == existing.record.response
-
-    asyncio.run(main())
+    existing = await store.claim("b", "print", "other", 10.0)
+    assert existing is not None
+    assert RESPONSE == existing.record.response
 
 
-def test_full_store_accepts_responses() -> None:
+async def test_full_store_accepts_responses() -> None:
     """A full store stores a response whose record was deleted, because only claims are limited."""
+    clock = ManualClock()
+    store = MemoryStore(1, clock=lambda: clock.now)
+    await store.claim("a", "print", "owner", 10.0)
+    await clock.advance(10.0)
+    await store.claim("b", "print", "owner", 10.0)
 
-    async def main() -> None:
-        clock = ManualClock()
-        store = MemoryStore(1, clock=lambda: clock.now)
-        await store.claim("a", "print", "owner", 10.0)
-        await clock.advance(10.0)
-        await store.claim("b", "print", "owner", 10.0)
-
-        assert await store.finish("a", "print", "owner", RESPONSE, 10.0)
-        assert await store.claim("a", "print", "other", 10.0) is not None
-
-    asyncio.run(main())
+    assert await store.finish("a", "print", "owner", RESPONSE, 10.0)
+    assert await store.claim("a", "print", "other", 10.0) is not None
 
 
-def test_retention_may_be_shorter_than_the_lease() -> None:
+async def test_retention_may_be_shorter_than_the_lease() -> None:
     """A response with a short retention expires before the lease would have expired."""
+    clock = ManualClock()
+    store = MemoryStore(1, clock=lambda: clock.now)
+    await store.claim("a", "print", "owner", 100.0)
+    await store.finish("a", "print", "owner", RESPONSE, 10.0)
+    await clock.advance(10.0)
 
-    async def main() -> None:
-        clock = ManualClock()
-        store = MemoryStore(1, clock=lambda: clock.now)
-        await store.claim("a", "print", "owner", 100.0)
-        await store.finish("a", "print", "owner", RESPONSE, 10.0)
-        await clock.advance(10.0)
-
-        assert await store.claim("b", "print", "owner", 10.0) is None
-
-    asyncio.run(main())
+    assert await store.claim("b", "print", "owner", 10.0) is None
 
 
-def test_claim_without_expiry_does_not_expire() -> None:
+async def test_claim_without_expiry_does_not_expire() -> None:
     """A claim with `expires=False` does not expire until `expire_later` is called."""
+    clock = ManualClock()
+    store = MemoryStore(1, clock=lambda: clock.now)
+    assert store.claim_now("a", "print", "owner", 10.0, expires=False) is None
+    await clock.advance(1e6)
 
-    async def main() -> None:
-        clock = ManualClock()
-        store = MemoryStore(1, clock=lambda: clock.now)
-        assert store.claim_now("a", "print", "owner", 10.0, expires=False) is None
-        await clock.advance(1e6)
+    assert 0 == await store.sweep(10)
+    with pytest.raises(LimitReached):
+        store.claim_now("b", "print", "owner", 10.0, expires=False)
+    existing = store.claim_now("a", "print", "other", 10.0, expires=False)
+    assert existing is not None
+    assert 10.0 == existing.record.free_at - existing.now
 
-        assert 0 == await store.sweep(10)
-        with pytest.raises(LimitReached):
-            store.claim_now("b", "print", "owner", 10.0, expires=False)
-        existing = store.claim_now("a", "print", "other", 10.0, expires=False)
-        assert existing is not None
-        assert 10.0 == existing.record.free_at - existing.now
-
-        store.expire_later("a", "owner", 10.0)
-        await clock.advance(10.0)
-        assert store.claim_now("b", "print", "owner", 10.0, expires=False) is None
-
-    asyncio.run(main())
+    store.expire_later("a", "owner", 10.0)
+    await clock.advance(10.0)
+    assert store.claim_now("b", "print", "owner", 10.0, expires=False) is None
 
 
-def test_extended_claim_without_expiry_expires() -> None:
+async def test_extended_claim_without_expiry_expires() -> None:
     """A claim with `expires=False` expires after it was extended."""
+    clock = ManualClock()
+    store = MemoryStore(clock=lambda: clock.now)
+    store.claim_now("a", "print", "owner", 10.0, expires=False)
 
-    async def main() -> None:
-        clock = ManualClock()
-        store = MemoryStore(clock=lambda: clock.now)
-        store.claim_now("a", "print", "owner", 10.0, expires=False)
-
-        assert await store.extend("a", "print", "owner", 5.0)
-        await clock.advance(5.0)
-        assert 1 == await store.sweep(10)
-
-    asyncio.run(main())
+    assert await store.extend("a", "print", "owner", 5.0)
+    await clock.advance(5.0)
+    assert 1 == await store.sweep(10)
 
 
 def test_expire_later_does_not_wait_for_the_lock() -> None:
@@ -322,27 +282,23 @@ def test_error_names_the_records_of_the_caller() -> None:
     assert 10.0 == caught.value.retry_after
 
 
-def test_released_and_expired_records_free_the_share() -> None:
+async def test_released_and_expired_records_free_the_share() -> None:
     """A caller gets new keys when its records are released or have expired."""
+    clock = ManualClock()
+    store = MemoryStore(4, clock=lambda: clock.now)
+    for key in ("a", "b"):
+        store.claim_now(key, "print", "owner", 10.0, caller=1)
+    await store.release("a", "owner")
+    assert store.claim_now("c", "print", "owner", 10.0, caller=1) is None
+    with pytest.raises(LimitReached):
+        store.claim_now("d", "print", "owner", 10.0, caller=1)
+    await clock.advance(10.0)
+    for key in ("d", "e"):
+        assert store.claim_now(key, "print", "owner", 10.0, caller=1) is None
+    await clock.advance(10.0)
+    assert 2 == await store.sweep(10)
 
-    async def main() -> None:
-        clock = ManualClock()
-        store = MemoryStore(4, clock=lambda: clock.now)
-        for key in ("a", "b"):
-            store.claim_now(key, "print", "owner", 10.0, caller=1)
-        await store.release("a", "owner")
-        assert store.claim_now("c", "print", "owner", 10.0, caller=1) is None
-        with pytest.raises(LimitReached):
-            store.claim_now("d", "print", "owner", 10.0, caller=1)
-        await clock.advance(10.0)
-        for key in ("d", "e"):
-            assert store.claim_now(key, "print", "owner", 10.0, caller=1) is None
-        await clock.advance(10.0)
-        assert 2 == await store.sweep(10)
-
-        assert {} == store._usage_by_caller
-
-    asyncio.run(main())
+    assert {} == store._usage_by_caller
 
 
 def test_share_that_expires_during_a_claim() -> None:
@@ -377,38 +333,30 @@ def test_caller_gets_half_of_the_bytes() -> None:
 # --- refused requests ----------------------------------------------------------------------------
 
 
-def test_refused_requests_make_room() -> None:
+async def test_refused_requests_make_room() -> None:
     """A full store deletes the records of refused requests, the oldest first, and no others."""
+    store = MemoryStore(3, clock=lambda: 0.0)
+    for key, status in (("a", 200), ("b", 422), ("c", 400)):
+        await store.claim(key, "print", "owner", 10.0)
+        await store.finish(key, "print", "owner", StoredResponse(status, (), b""), 60.0)
 
-    async def main() -> None:
-        store = MemoryStore(3, clock=lambda: 0.0)
-        for key, status in (("a", 200), ("b", 422), ("c", 400)):
-            await store.claim(key, "print", "owner", 10.0)
-            await store.finish(key, "print", "owner", StoredResponse(status, (), b""), 60.0)
-
-        assert await store.claim("d", "print", "owner", 10.0) is None
-        assert ["a", "c", "d"] == list(store._entries)
-        assert await store.claim("e", "print", "owner", 10.0) is None
-        with pytest.raises(LimitReached):
-            await store.claim("f", "print", "owner", 10.0)
-        assert ["a", "d", "e"] == list(store._entries)
-
-    asyncio.run(main())
+    assert await store.claim("d", "print", "owner", 10.0) is None
+    assert ["a", "c", "d"] == list(store._entries)
+    assert await store.claim("e", "print", "owner", 10.0) is None
+    with pytest.raises(LimitReached):
+        await store.claim("f", "print", "owner", 10.0)
+    assert ["a", "d", "e"] == list(store._entries)
 
 
-def test_refused_requests_free_their_bytes() -> None:
+async def test_refused_requests_free_their_bytes() -> None:
     """When max_bytes is reached, responses to refused requests are deleted for another response."""
+    store = MemoryStore(max_bytes=10, clock=lambda: 0.0)
+    for key, status in (("a", 422), ("b", 201)):
+        await store.claim(key, "print", "owner", 10.0)
+        await store.finish(key, "print", "owner", StoredResponse(status, (), b"12345678"), 60.0)
 
-    async def main() -> None:
-        store = MemoryStore(max_bytes=10, clock=lambda: 0.0)
-        for key, status in (("a", 422), ("b", 201)):
-            await store.claim(key, "print", "owner", 10.0)
-            await store.finish(key, "print", "owner", StoredResponse(status, (), b"12345678"), 60.0)
-
-        assert ["b"] == list(store._entries)
-        assert await store.claim("a", "print", "other", 10.0) is None
-
-    asyncio.run(main())
+    assert ["b"] == list(store._entries)
+    assert await store.claim("a", "print", "other", 10.0) is None
 
 
 # --- log -----------------------------------------------------------------------------------------

@@ -212,21 +212,18 @@ def test_hedged_plain_call_returns_its_fallback() -> None:
         tarry.hedge_sync(fail, LookupError, after=60.0, on=ConnectionError, fallback="cached")
 
 
-def test_awaitable_value_is_not_awaited() -> None:
+async def test_awaitable_value_is_not_awaited() -> None:
     """Only the result of a function is awaited: a value is returned as it is."""
 
     async def fail() -> object:
         raise ConnectionError
 
-    async def main() -> None:
-        value: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        assert value is await tarry.acall(fail, on=OSError, attempts=1, fallback=value)
-
-    asyncio.run(main())
+    value: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    assert value is await tarry.acall(fail, on=OSError, attempts=1, fallback=value)
 
 
 @pytest.mark.parametrize("is_decorated", [False, True])
-def test_a_fallback_replaces_the_error_where_a_wait_would_block_an_event_loop(
+async def test_a_fallback_replaces_the_error_where_a_wait_would_block_an_event_loop(
     *, is_decorated: bool
 ) -> None:
     """The call is given up after the first attempt. A permanent error is still raised."""
@@ -234,14 +231,11 @@ def test_a_fallback_replaces_the_error_where_a_wait_would_block_an_event_loop(
     def fail(error: Exception) -> str:
         raise error
 
-    async def main() -> None:
-        def call(error: Exception) -> str:
-            if is_decorated:
-                return tarry.retry(on=OSError, fallback="cached")(fail)(error)
-            return tarry.call(fail, error, on=OSError, fallback="cached")
+    def call(error: Exception) -> str:
+        if is_decorated:
+            return tarry.retry(on=OSError, fallback="cached")(fail)(error)
+        return tarry.call(fail, error, on=OSError, fallback="cached")
 
-        assert "cached" == call(OSError("no route"))
-        with pytest.raises(ValueError, match="a bug"):
-            call(ValueError("a bug"))
-
-    asyncio.run(main())
+    assert "cached" == call(OSError("no route"))
+    with pytest.raises(ValueError, match="a bug"):
+        call(ValueError("a bug"))

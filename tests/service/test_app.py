@@ -323,47 +323,40 @@ def test_http_and_grpc_share_the_slots_for_lookups(tmp_path: Path, lookups: list
     assert ["a.example"] == lookups
 
 
-def test_a_service_does_not_start_on_a_store_that_was_moved(tmp_path: Path) -> None:
+async def test_a_service_does_not_start_on_a_store_that_was_moved(tmp_path: Path) -> None:
     """The error names the new store; the process is not listed, and the store is closed."""
     path = tmp_path / "tarry.db"
     mark = TransferMark(
         id="transfer", is_source=True, other_store="postgresql://new", is_complete=True
     )
 
-    async def main() -> None:
-        store = make_store(str(path))
-        await store.open()
-        await store.set_transfer(mark)
-        service = Service(Settings(store=str(path)))
-        with pytest.raises(ConfigurationError, match="were moved to postgresql://new: serve that"):
-            await service.open()
-        assert [] == await store.list_workers()
-        assert not await store.is_in_use()
-
-        await store.set_transfer(None)
+    store = make_store(str(path))
+    await store.open()
+    await store.set_transfer(mark)
+    service = Service(Settings(store=str(path)))
+    with pytest.raises(ConfigurationError, match="were moved to postgresql://new: serve that"):
         await service.open()
-        assert await store.is_in_use()
-        await service.close()
-        await store.close()
+    assert [] == await store.list_workers()
+    assert not await store.is_in_use()
 
-    asyncio.run(main())
+    await store.set_transfer(None)
+    await service.open()
+    assert await store.is_in_use()
+    await service.close()
+    await store.close()
 
 
-def test_metrics_do_not_need_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metrics_do_not_need_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the store was never available, the metrics page has only what this process knows."""
+    service = Service(Settings(store="memory:"))
 
-    async def main() -> None:
-        service = Service(Settings(store="memory:"))
+    async def fail() -> bool:
+        raise StoreUnavailable("disk full")
 
-        async def fail() -> bool:
-            raise StoreUnavailable("disk full")
+    monkeypatch.setattr(service.store, "try_lead", fail)
+    page, _ = await service._render_metrics(None, "")
 
-        monkeypatch.setattr(service.store, "try_lead", fail)
-        page, _ = await service._render_metrics(None, "")
-
-        assert b'retry_component_failing{component="store"} 0.0' in page
-        assert b"retry_superseded_total 0.0" in page
-        assert b"retry_tasks" not in page
-        await service._store_values.close()
-
-    asyncio.run(main())
+    assert b'retry_component_failing{component="store"} 0.0' in page
+    assert b"retry_superseded_total 0.0" in page
+    assert b"retry_tasks" not in page
+    await service._store_values.close()

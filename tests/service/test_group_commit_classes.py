@@ -37,24 +37,20 @@ def bulk_items(count: int) -> list[Item]:
     return [("bulk", number) for number in range(count)]
 
 
-def test_urgent_entry_is_in_the_next_group() -> None:
+async def test_urgent_entry_is_in_the_next_group() -> None:
     """An urgent item that is submitted after 1,000 bulk items is in the next group."""
+    commit = RecordingCommit()
+    group_commit = AsyncGroupCommit(commit, max_items=MAX_ITEMS, max_pending=10_000)
+    bulk = group_commit.submit(bulk_items(1000))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert 2 == len(commit.groups)
+    urgent = group_commit.submit([("urgent", 0)], urgent=True)
+    commit.may_finish.set()
 
-    async def main() -> None:
-        commit = RecordingCommit()
-        group_commit = AsyncGroupCommit(commit, max_items=MAX_ITEMS, max_pending=10_000)
-        bulk = group_commit.submit(bulk_items(1000))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert 2 == len(commit.groups)
-        urgent = group_commit.submit([("urgent", 0)], urgent=True)
-        commit.may_finish.set()
-
-        assert [("urgent", 0)] == list(await urgent)
-        assert bulk_items(1000) == list(await bulk)
-        assert [2] == [n for n, group in enumerate(commit.groups) if ("urgent", 0) in group]
-
-    asyncio.run(main())
+    assert [("urgent", 0)] == list(await urgent)
+    assert bulk_items(1000) == list(await bulk)
+    assert [2] == [n for n, group in enumerate(commit.groups) if ("urgent", 0) in group]
 
 
 @given(
@@ -90,19 +86,15 @@ def test_each_group_takes_entries_of_both_classes(
     asyncio.run(main())
 
 
-def test_capacity_is_reserved_for_urgent_entries() -> None:
+async def test_capacity_is_reserved_for_urgent_entries() -> None:
     """A queue that is full of bulk items still accepts urgent items, up to `max_pending`."""
-
-    async def main() -> None:
-        commit = RecordingCommit()
-        group_commit = AsyncGroupCommit(commit, max_items=MAX_ITEMS, max_pending=100)
-        accepted = group_commit.submit(bulk_items(90))
-        with pytest.raises(Overloaded):
-            group_commit.submit([("bulk", 90)])
-        urgent = [group_commit.submit([("urgent", number)], urgent=True) for number in range(10)]
-        with pytest.raises(Overloaded):
-            group_commit.submit([("urgent", 10)], urgent=True)
-        commit.may_finish.set()
-        await asyncio.gather(accepted, *urgent)
-
-    asyncio.run(main())
+    commit = RecordingCommit()
+    group_commit = AsyncGroupCommit(commit, max_items=MAX_ITEMS, max_pending=100)
+    accepted = group_commit.submit(bulk_items(90))
+    with pytest.raises(Overloaded):
+        group_commit.submit([("bulk", 90)])
+    urgent = [group_commit.submit([("urgent", number)], urgent=True) for number in range(10)]
+    with pytest.raises(Overloaded):
+        group_commit.submit([("urgent", 10)], urgent=True)
+    commit.may_finish.set()
+    await asyncio.gather(accepted, *urgent)

@@ -45,18 +45,14 @@ def test_ref_outside_the_tenant_is_rejected(ref: str) -> None:
         payloads.check_ref("default", ref)
 
 
-def test_oversized_object_is_rejected() -> None:
+async def test_oversized_object_is_rejected() -> None:
     """An object larger than `max_object_bytes` is rejected when the task is created."""
-
-    async def main() -> None:
-        payloads = BodyStore("memory:///", max_object_bytes=10)
-        await payloads._obstore.put_async(payloads._store, "default/x", b"x" * 11)
-        with pytest.raises(
-            ConfigurationError, match=r"at most 10 bytes .setting max_body_bytes., got 11"
-        ):
-            await payloads.head_object("default/x")
-
-    asyncio.run(main())
+    payloads = BodyStore("memory:///", max_object_bytes=10)
+    await payloads._obstore.put_async(payloads._store, "default/x", b"x" * 11)
+    with pytest.raises(
+        ConfigurationError, match=r"at most 10 bytes .setting max_body_bytes., got 11"
+    ):
+        await payloads.head_object("default/x")
 
 
 def test_unknown_url_is_rejected() -> None:
@@ -76,26 +72,22 @@ def test_unwritable_folder_is_unavailable(tmp_path: Path) -> None:
         asyncio.run(payloads.check())
 
 
-def test_bodies_can_be_encrypted(tmp_path: Path) -> None:
+async def test_bodies_can_be_encrypted(tmp_path: Path) -> None:
     """Bodies are encrypted on disk; older plain bodies can be read; a missing key is an error."""
-
-    async def main() -> None:
-        folder = str(tmp_path / "bodies")
-        plain = BodyStore(folder, max_object_bytes=100)
-        early, checksum = await plain.put("default", "early", b"hush hush")
-        codec = Codec([Fernet.generate_key().decode()])
-        encrypted = BodyStore(
-            folder, max_object_bytes=100, encrypt=codec.encrypt_body, decrypt=codec.decrypt_body
-        )
-        late, _ = await encrypted.put("default", "late", b"hush hush")
-        assert b"hush" not in (tmp_path / "bodies" / late).read_bytes()
-        for ref in (early, late):
-            content = TaskContent(url="", body_ref=ref, body_size=9, checksum=checksum)
-            assert b"hush hush" == await encrypted.read(content)
-        with pytest.raises(BodyUnavailable, match="key that is not configured"):
-            await plain.read(TaskContent(url="", body_ref=late, body_size=9, checksum=checksum))
-
-    asyncio.run(main())
+    folder = str(tmp_path / "bodies")
+    plain = BodyStore(folder, max_object_bytes=100)
+    early, checksum = await plain.put("default", "early", b"hush hush")
+    codec = Codec([Fernet.generate_key().decode()])
+    encrypted = BodyStore(
+        folder, max_object_bytes=100, encrypt=codec.encrypt_body, decrypt=codec.decrypt_body
+    )
+    late, _ = await encrypted.put("default", "late", b"hush hush")
+    assert b"hush" not in (tmp_path / "bodies" / late).read_bytes()
+    for ref in (early, late):
+        content = TaskContent(url="", body_ref=ref, body_size=9, checksum=checksum)
+        assert b"hush hush" == await encrypted.read(content)
+    with pytest.raises(BodyUnavailable, match="key that is not configured"):
+        await plain.read(TaskContent(url="", body_ref=late, body_size=9, checksum=checksum))
 
 
 def test_folder_is_private(tmp_path: Path) -> None:
@@ -105,30 +97,27 @@ def test_folder_is_private(tmp_path: Path) -> None:
     assert 0o700 == (tmp_path / "bodies").stat().st_mode & 0o777
 
 
-def test_bodies_of_an_unmounted_folder_are_unavailable_not_lost(tmp_path: Path) -> None:
+async def test_bodies_of_an_unmounted_folder_are_unavailable_not_lost(tmp_path: Path) -> None:
     """Bodies can be read when their folder is mounted again or copied into the new folder."""
     folder, unmounted = tmp_path / "bodies", tmp_path / "unmounted"
 
-    async def main() -> None:
-        before = BodyStore(str(folder), max_object_bytes=100)
-        refs = [await before.put("default", "t1", b"one")]
-        folder.rename(unmounted)
-        payloads = BodyStore(str(folder), max_object_bytes=100)
-        contents = [TaskContent(url="", body_ref=ref, checksum=checksum) for ref, checksum in refs]
-        for reader in (before, payloads):
-            with pytest.raises(StoreUnavailable, match="mount or restore the storage"):
-                await reader.read(contents[0])
-        ref, checksum = await payloads.put("default", "t2", b"two")
-        contents.append(TaskContent(url="", body_ref=ref, checksum=checksum))
-        folder.rename(tmp_path / "second")
-        unmounted.rename(folder)
-        assert b"one" == await payloads.read(contents[0])
+    before = BodyStore(str(folder), max_object_bytes=100)
+    refs = [await before.put("default", "t1", b"one")]
+    folder.rename(unmounted)
+    payloads = BodyStore(str(folder), max_object_bytes=100)
+    contents = [TaskContent(url="", body_ref=ref, checksum=checksum) for ref, checksum in refs]
+    for reader in (before, payloads):
         with pytest.raises(StoreUnavailable, match="mount or restore the storage"):
-            await payloads.read(contents[1])
-        shutil.copytree(tmp_path / "second", folder, dirs_exist_ok=True)
-        assert [b"one", b"two"] == [await payloads.read(content) for content in contents]
-
-    asyncio.run(main())
+            await reader.read(contents[0])
+    ref, checksum = await payloads.put("default", "t2", b"two")
+    contents.append(TaskContent(url="", body_ref=ref, checksum=checksum))
+    folder.rename(tmp_path / "second")
+    unmounted.rename(folder)
+    assert b"one" == await payloads.read(contents[0])
+    with pytest.raises(StoreUnavailable, match="mount or restore the storage"):
+        await payloads.read(contents[1])
+    shutil.copytree(tmp_path / "second", folder, dirs_exist_ok=True)
+    assert [b"one", b"two"] == [await payloads.read(content) for content in contents]
 
 
 def test_location_is_stable(tmp_path: Path) -> None:
@@ -269,29 +258,24 @@ def _s3_body_store(monkeypatch: pytest.MonkeyPatch, url: str) -> BodyStore:
     return BodyStore("s3://bucket/", max_object_bytes=10, endpoint=url.rstrip("/"))
 
 
-def test_hanging_storage_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_storage_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call times out, including calls that wait for another call."""
     monkeypatch.setattr(module, "_CALL_TIMEOUT_S", 0.05)
     content = TaskContent(url="", body_ref="default/x", body_size=1)
 
-    async def main() -> None:
-        async with run_server(never_respond) as server:
-            payloads = _s3_body_store(monkeypatch, server.url)
-            errors = await asyncio.gather(
-                payloads.put("default", "t1", b"x"),
-                payloads.put("default", "t2", b"x"),
-                payloads.head_object("default/x"),
-                payloads.read(content),
-                payloads.delete(["default/x"]),
-                payloads.delete_unreferenced(_no_task_exists, now=4e9, limit=10),
-                return_exceptions=True,
-            )
-        assert [BodyStoreUnavailable] * 6 == [type(error) for error in errors]
-        assert {"the storage of bodies failed: no response within 0.05 seconds"} == {
-            *map(str, errors)
-        }
-
-    asyncio.run(main())
+    async with run_server(never_respond) as server:
+        payloads = _s3_body_store(monkeypatch, server.url)
+        errors = await asyncio.gather(
+            payloads.put("default", "t1", b"x"),
+            payloads.put("default", "t2", b"x"),
+            payloads.head_object("default/x"),
+            payloads.read(content),
+            payloads.delete(["default/x"]),
+            payloads.delete_unreferenced(_no_task_exists, now=4e9, limit=10),
+            return_exceptions=True,
+        )
+    assert [BodyStoreUnavailable] * 6 == [type(error) for error in errors]
+    assert {"the storage of bodies failed: no response within 0.05 seconds"} == {*map(str, errors)}
 
 
 def test_failing_storage_is_tried_four_times(monkeypatch: pytest.MonkeyPatch) -> None:

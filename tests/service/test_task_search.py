@@ -149,56 +149,44 @@ class CountingCodec(Codec):
         return super().decrypt_attempt(stored)
 
 
-def test_only_compared_parts_are_decoded() -> None:
+async def test_only_compared_parts_are_decoded() -> None:
     """A count by status decodes nothing; other counts decode the attempt or the content."""
-
-    async def main() -> None:
-        store, codec = CountingStore(lambda: START_MS), CountingCodec()
-        await add_tasks(store, codec)
-        finder = TaskFinder(store, codec)
-        for fields, expected in (
-            ({"last_status": "5xx"}, (2, 0)),
-            ({"error": "timeout"}, (1, 4)),  # of the fifth, the error class matches
-            ({"error": "timeout", "last_status": "4xx"}, (0, 0)),
-            ({"url_prefix": "https://a.example/orders/3"}, (1, 6)),
-            ({"url_prefix": "https://a.example/", "last_status": "503"}, (1, 1)),
-        ):
-            codec.decoded_count = 0
-            count = await finder.count("acme", TaskSearch(filter=StoredTaskFilter(), **fields))
-            assert expected == (count, codec.decoded_count)
-
-    asyncio.run(main())
+    store, codec = CountingStore(lambda: START_MS), CountingCodec()
+    await add_tasks(store, codec)
+    finder = TaskFinder(store, codec)
+    for fields, expected in (
+        ({"last_status": "5xx"}, (2, 0)),
+        ({"error": "timeout"}, (1, 4)),  # of the fifth, the error class matches
+        ({"error": "timeout", "last_status": "4xx"}, (0, 0)),
+        ({"url_prefix": "https://a.example/orders/3"}, (1, 6)),
+        ({"url_prefix": "https://a.example/", "last_status": "503"}, (1, 1)),
+    ):
+        codec.decoded_count = 0
+        count = await finder.count("acme", TaskSearch(filter=StoredTaskFilter(), **fields))
+        assert expected == (count, codec.decoded_count)
 
 
-def test_number_of_reads_does_not_depend_on_the_limit() -> None:
+async def test_number_of_reads_does_not_depend_on_the_limit() -> None:
     """The store reads many tasks to find one; a limit of 1 does not mean one read for each."""
-
-    async def main() -> None:
-        store = CountingStore(lambda: START_MS)
-        await add_tasks(store, Codec())
-        finder = TaskFinder(store, Codec())
-        search = TaskSearch(filter=StoredTaskFilter(), last_status="503")
-        page = await finder.find_page("acme", search, cursor=None, limit=1)
-        assert ([1], None, 2) == (numbers_of(page), page.cursor, store.read_count)
-        ids = await finder.find_ids("acme", search, cursor=None, limit=1)
-        assert (1, 3) == (len(ids.items), store.read_count)
-
-    asyncio.run(main())
+    store = CountingStore(lambda: START_MS)
+    await add_tasks(store, Codec())
+    finder = TaskFinder(store, Codec())
+    search = TaskSearch(filter=StoredTaskFilter(), last_status="503")
+    page = await finder.find_page("acme", search, cursor=None, limit=1)
+    assert ([1], None, 2) == (numbers_of(page), page.cursor, store.read_count)
+    ids = await finder.find_ids("acme", search, cursor=None, limit=1)
+    assert (1, 3) == (len(ids.items), store.read_count)
 
 
-def test_counts_of_a_tenant_run_one_after_the_other() -> None:
+async def test_counts_of_a_tenant_run_one_after_the_other() -> None:
     """Requests of one tenant cannot occupy the store with counts of all its tasks."""
-
-    async def main() -> None:
-        store = CountingStore(lambda: START_MS)
-        await add_tasks(store, Codec())
-        finder, search = TaskFinder(store, Codec()), TaskSearch(filter=StoredTaskFilter())
-        assert [6] * 3 == await asyncio.gather(*(finder.count("acme", search) for _ in range(3)))
-        assert 1 == store.max_running_counts
-        await asyncio.gather(finder.count("acme", search), finder.count("beta", search))
-        assert 2 == store.max_running_counts
-
-    asyncio.run(main())
+    store = CountingStore(lambda: START_MS)
+    await add_tasks(store, Codec())
+    finder, search = TaskFinder(store, Codec()), TaskSearch(filter=StoredTaskFilter())
+    assert [6] * 3 == await asyncio.gather(*(finder.count("acme", search) for _ in range(3)))
+    assert 1 == store.max_running_counts
+    await asyncio.gather(finder.count("acme", search), finder.count("beta", search))
+    assert 2 == store.max_running_counts
 
 
 def test_a_task_with_an_unknown_key_is_found_by_its_status() -> None:
@@ -235,7 +223,7 @@ def test_groups_continue_with_older_tasks(monkeypatch: pytest.MonkeyPatch) -> No
     run_with_finder(test)
 
 
-def test_groups_of_many_lanes_are_returned_in_several_pages(
+async def test_groups_of_many_lanes_are_returned_in_several_pages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A request ends after a number of groups, because each has the content of a task."""
@@ -243,22 +231,19 @@ def test_groups_of_many_lanes_are_returned_in_several_pages(
     monkeypatch.setattr(task_search, "_MAX_GROUPS", 3)
     search = TaskSearch(filter=StoredTaskFilter())
 
-    async def run() -> None:
-        store = ReferenceStore(lambda: START_MS)
-        content = Codec().pack(TaskContent(url="https://a.example/"))
-        tasks = [
-            task(number, lane=f"acme/https:a.example:443@{number}", packed_content=content)
-            for number in range(6)
-        ]
-        await store.add([NewTask(each, 0) for each in tasks])
-        finder = TaskFinder(store, Codec())
-        page = await finder.group("acme", search, cursor=None)
-        assert [5, 4, 3, 2] == task_numbers([group.newest.task for group in page.items])
-        page = await finder.group("acme", search, cursor=page.cursor)
-        assert [1, 0] == task_numbers([group.newest.task for group in page.items])
-        assert page.cursor is None
-
-    asyncio.run(run())
+    store = ReferenceStore(lambda: START_MS)
+    content = Codec().pack(TaskContent(url="https://a.example/"))
+    tasks = [
+        task(number, lane=f"acme/https:a.example:443@{number}", packed_content=content)
+        for number in range(6)
+    ]
+    await store.add([NewTask(each, 0) for each in tasks])
+    finder = TaskFinder(store, Codec())
+    page = await finder.group("acme", search, cursor=None)
+    assert [5, 4, 3, 2] == task_numbers([group.newest.task for group in page.items])
+    page = await finder.group("acme", search, cursor=page.cursor)
+    assert [1, 0] == task_numbers([group.newest.task for group in page.items])
+    assert page.cursor is None
 
 
 def test_searches_that_read_many_tasks_run_one_after_another(

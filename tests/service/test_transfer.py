@@ -386,31 +386,27 @@ def test_a_transfer_can_be_undone() -> None:
 
 
 @pytest.mark.parametrize("source_is_sqlite", [True, False])
-def test_records_are_moved_between_engines(source_is_sqlite: bool, tmp_path: Path) -> None:
+async def test_records_are_moved_between_engines(source_is_sqlite: bool, tmp_path: Path) -> None:
     """A move from memory to SQLite, and back to another SQLite file, keeps all contents."""
+    clock = ManualClock()
+    state = ReferenceState()
+    paths = iter([tmp_path / "a.db", tmp_path / "b.db"])
 
-    async def main() -> None:
-        clock = ManualClock()
-        state = ReferenceState()
-        paths = iter([tmp_path / "a.db", tmp_path / "b.db"])
+    def new_sqlite(clock: ManualClock) -> Store:
+        return SqliteTaskStore(next(paths), clock=clock)
 
-        def new_sqlite(clock: ManualClock) -> Store:
-            return SqliteTaskStore(next(paths), clock=clock)
+    first = StoreHarness(
+        new_sqlite if source_is_sqlite else lambda clock: ReferenceStore(clock, state), clock
+    )
+    second = StoreHarness(new_sqlite, clock)
+    await first.reopen()
+    await second.reopen()
+    await fill(first)
+    expected = await contents(first.store)
+    source, target = NamedStore(first.store, "first"), NamedStore(second.store, "second")
 
-        first = StoreHarness(
-            new_sqlite if source_is_sqlite else lambda clock: ReferenceStore(clock, state), clock
-        )
-        second = StoreHarness(new_sqlite, clock)
-        await first.reopen()
-        await second.reopen()
-        await fill(first)
-        expected = await contents(first.store)
-        source, target = NamedStore(first.store, "first"), NamedStore(second.store, "second")
+    await move_records(source, target, ignore_progress)
 
-        await move_records(source, target, ignore_progress)
-
-        assert expected == await contents(second.store)
-        await second.store.close()
-        await first.store.close()
-
-    asyncio.run(main())
+    assert expected == await contents(second.store)
+    await second.store.close()
+    await first.store.close()

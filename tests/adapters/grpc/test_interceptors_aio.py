@@ -176,36 +176,30 @@ def test_stream_error_after_the_first_message(service: FakeService) -> None:
 
 
 @pytest.mark.parametrize("headers", [[], [("shop", "north")]])
-def test_initial_metadata_before_the_first_message(
+async def test_initial_metadata_before_the_first_message(
     service: FakeService, headers: list[tuple[str, str]]
 ) -> None:
     """The initial metadata is available when the headers arrive, before the first message."""
     service.steps, service.headers = ["hold"], headers
 
-    async def main() -> None:
-        async with open_async_channel(service.target) as channel:
-            stream = channel.unary_stream(WATCH)(b"")
-            assert headers == [tuple(pair) for pair in await stream.initial_metadata()]
-            stream.cancel()
-
-    asyncio.run(main())
+    async with open_async_channel(service.target) as channel:
+        stream = channel.unary_stream(WATCH)(b"")
+        assert headers == [tuple(pair) for pair in await stream.initial_metadata()]
+        stream.cancel()
 
 
-def test_stream_cancelled_before_its_headers(service: FakeService) -> None:
+async def test_stream_cancelled_before_its_headers(service: FakeService) -> None:
     """Cancelling a stream whose headers have not arrived ends the RPC on the server."""
     service.steps = ["hold"]
 
-    async def main() -> None:
-        async with open_async_channel(service.target) as channel:
-            stream = channel.unary_stream(WATCH)(b"")
-            await asyncio.to_thread(service.hold_started.wait)
-            stream.cancel()
-            assert await asyncio.to_thread(service.hold_ended.wait, 10)
-
-    asyncio.run(main())
+    async with open_async_channel(service.target) as channel:
+        stream = channel.unary_stream(WATCH)(b"")
+        await asyncio.to_thread(service.hold_started.wait)
+        stream.cancel()
+        assert await asyncio.to_thread(service.hold_ended.wait, 10)
 
 
-def test_stream_cancelled_after_its_headers(
+async def test_stream_cancelled_after_its_headers(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cancelling a stream without metadata, while it may still fail, ends the RPC."""
@@ -220,14 +214,11 @@ def test_stream_cancelled_after_its_headers(
     monkeypatch.setattr(interceptors, "MAX_TRAILERS_ONLY_DELAY_S", 60.0)
     monkeypatch.setattr(interceptors._StartedStream, "await_headers", report_headers)
 
-    async def main() -> None:
-        async with open_async_channel(service.target) as channel:
-            stream = channel.unary_stream(WATCH)(b"")
-            await has_headers.wait()
-            stream.cancel()
-            assert await asyncio.to_thread(service.hold_ended.wait, 10)
-
-    asyncio.run(main())
+    async with open_async_channel(service.target) as channel:
+        stream = channel.unary_stream(WATCH)(b"")
+        await has_headers.wait()
+        stream.cancel()
+        assert await asyncio.to_thread(service.hold_ended.wait, 10)
 
 
 def test_messages_after_the_headers(service: FakeService) -> None:

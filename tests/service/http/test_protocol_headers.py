@@ -58,18 +58,14 @@ def with_header(line: bytes) -> bytes:
         (431, POST.replace(b"X-A: 1\r\n", b"a: %b\r\n" % (b"a" * 253) * 255)),
     ],
 )
-def test_an_invalid_request_is_rejected(path: bytes, status: int, request_: bytes) -> None:
+async def test_an_invalid_request_is_rejected(path: bytes, status: int, request_: bytes) -> None:
     """The application is not called, and the connection is closed."""
-
-    async def run() -> None:
-        route = FastRoute()
-        route.receive(request_.replace(b"/hot", path))
-        await route.respond_to_all()
-        assert [status] == route.statuses
-        assert ([], []) == (route.requests, route.bodies)
-        assert route.connection.transport.is_closed
-
-    asyncio.run(run())
+    route = FastRoute()
+    route.receive(request_.replace(b"/hot", path))
+    await route.respond_to_all()
+    assert [status] == route.statuses
+    assert ([], []) == (route.requests, route.bodies)
+    assert route.connection.transport.is_closed
 
 
 @pytest.mark.parametrize(
@@ -110,21 +106,17 @@ def test_the_host_of_an_absolute_url_replaces_the_host_header(request_: bytes) -
         POST.replace(b"X-A: 1\r\n", b"a: %b\r\n" % (b"a" * 251) * 254),
     ],
 )
-def test_a_valid_request_is_served(path: bytes, request_: bytes) -> None:
+async def test_a_valid_request_is_served(path: bytes, request_: bytes) -> None:
     """HTTP/1.0 needs no Host; names of codings ignore case; limits may be reached."""
-
-    async def run() -> None:
-        route = FastRoute()
-        route.receive(request_.replace(b"/hot", path))
-        await route.respond_to_all()
-        assert ([201], 1) == (route.statuses, len(route.requests) + len(route.bodies))
-
-    asyncio.run(run())
+    route = FastRoute()
+    route.receive(request_.replace(b"/hot", path))
+    await route.respond_to_all()
+    assert ([201], 1) == (route.statuses, len(route.requests) + len(route.bodies))
 
 
 @pytest.mark.parametrize("headers", [[], [(b"content-length", b"2")]], ids=["stream", "length"])
 @pytest.mark.parametrize("connection", [b"close", b"keep-alive"])
-def test_a_response_to_http_1_0_is_not_chunked(
+async def test_a_response_to_http_1_0_is_not_chunked(
     headers: list[tuple[bytes, bytes]], connection: bytes
 ) -> None:
     """The response ends when the connection closes, with or without a length (RFC 9112, 6.1)."""
@@ -134,65 +126,53 @@ def test_a_response_to_http_1_0_is_not_chunked(
         await send({"type": "http.response.body", "body": b"a", "more_body": True})
         await send({"type": "http.response.body", "body": b"b"})
 
-    async def run() -> None:
-        harness = ConnectionHarness(stream)
-        response = await harness.send(b"GET /x HTTP/1.0\r\nConnection: %b\r\n\r\n" % connection)
-        assert response.endswith(b"connection: close\r\n\r\nab")
-        assert b"transfer-encoding" not in response
-        assert harness.transport.is_closing()
-
-    asyncio.run(run())
+    harness = ConnectionHarness(stream)
+    response = await harness.send(b"GET /x HTTP/1.0\r\nConnection: %b\r\n\r\n" % connection)
+    assert response.endswith(b"connection: close\r\n\r\nab")
+    assert b"transfer-encoding" not in response
+    assert harness.transport.is_closing()
 
 
-def test_incomplete_headers_are_limited() -> None:
+async def test_incomplete_headers_are_limited() -> None:
     """The limits apply before the end of the headers."""
-
-    async def run() -> None:
-        for lines in (TOO_MANY_HEADERS, b"a: %b\r\n" % (b"a" * 2_000) * 100):
-            route = FastRoute()
-            route.receive(HEAD + lines)
-            assert ([431], True) == (route.statuses, route.connection.transport.is_closed)
-
-    asyncio.run(run())
+    for lines in (TOO_MANY_HEADERS, b"a: %b\r\n" % (b"a" * 2_000) * 100):
+        route = FastRoute()
+        route.receive(HEAD + lines)
+        assert ([431], True) == (route.statuses, route.connection.transport.is_closed)
 
 
 @PATHS
 @pytest.mark.parametrize("trailer", [b"Connection: Close", b"Proxy-Connection: x, close"])
-def test_a_trailer_that_closes_the_connection_is_rejected(path: bytes, trailer: bytes) -> None:
+async def test_a_trailer_that_closes_the_connection_is_rejected(
+    path: bytes, trailer: bytes
+) -> None:
     """`Connection: close` in a trailer gets a 400: the parser would ignore the next request."""
-
-    async def run() -> None:
-        route = FastRoute()
-        route.receive(CHUNKED.replace(b"/hot", path)[:-2] + trailer + b"\r\n\r\n" + GET)
-        await route.respond_to_all()
-        assert ([400], True) == (route.statuses, route.connection.transport.is_closed)
-        assert b"trailer" in route.written
-
-    asyncio.run(run())
+    route = FastRoute()
+    route.receive(CHUNKED.replace(b"/hot", path)[:-2] + trailer + b"\r\n\r\n" + GET)
+    await route.respond_to_all()
+    assert ([400], True) == (route.statuses, route.connection.transport.is_closed)
+    assert b"trailer" in route.written
 
 
 @PATHS
 @pytest.mark.parametrize("cut", [-30, -16, -4, None])
-def test_trailers_are_ignored(path: bytes, cut: int | None) -> None:
+async def test_trailers_are_ignored(path: bytes, cut: int | None) -> None:
     """A trailer is not a header, so that an API key in a trailer authenticates no request."""
     request = CHUNKED[:-2] + b"X-API-Key: secret\r\n\r\n"
 
-    async def run() -> None:
-        route = FastRoute()
-        scopes: list[dict[str, Any]] = []
-        respond = route.connection.protocol.app
+    route = FastRoute()
+    scopes: list[dict[str, Any]] = []
+    respond = route.connection.protocol.app
 
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            await respond(scope, receive, send)
-            scopes.append(scope)
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await respond(scope, receive, send)
+        scopes.append(scope)
 
-        route.connection.protocol.app = app
-        route.receive(request.replace(b"/hot", path)[:cut])
-        if cut is not None:
-            route.receive(request[cut:])
-        await route.respond_to_all()
-        [scope] = [*scopes, *(scope for scope, _ in route.requests)]
-        assert [b"host", b"x-a", b"transfer-encoding"] == [name for name, _ in scope["headers"]]
-        assert not route.connection.protocol.headers
-
-    asyncio.run(run())
+    route.connection.protocol.app = app
+    route.receive(request.replace(b"/hot", path)[:cut])
+    if cut is not None:
+        route.receive(request[cut:])
+    await route.respond_to_all()
+    [scope] = [*scopes, *(scope for scope, _ in route.requests)]
+    assert [b"host", b"x-a", b"transfer-encoding"] == [name for name, _ in scope["headers"]]
+    assert not route.connection.protocol.headers

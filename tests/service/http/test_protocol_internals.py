@@ -115,71 +115,59 @@ def test_server_method_has_the_expected_parameters(name: str) -> None:
     )
 
 
-def test_used_attributes_exist() -> None:
+async def test_used_attributes_exist() -> None:
     """Connection, parser, flow control, cycle and server state have the used attributes."""
+    config = uvicorn.Config(never_respond, interface="asgi3", log_config=None)
+    config.load()
+    state = ServerState()
+    connection: Any = HttpToolsProtocol(config, state, {})
+    connection.connection_made(FakeTransport())
+    parser = connection.parser
+    connection.data_received(GET)
 
-    async def main() -> None:
-        config = uvicorn.Config(never_respond, interface="asgi3", log_config=None)
-        config.load()
-        state = ServerState()
-        connection: Any = HttpToolsProtocol(config, state, {})
-        connection.connection_made(FakeTransport())
-        parser = connection.parser
-        connection.data_received(GET)
-
-        for name in CONNECTION_ATTRIBUTES:
-            assert hasattr(connection, name), mismatch_message("HttpToolsProtocol", name)
-        for name in PARSER_METHODS:
-            assert hasattr(parser, name), mismatch_message("HttpRequestParser", name)
-        for name in FLOW_ATTRIBUTES:
-            assert hasattr(connection.flow, name), mismatch_message("FlowControl", name)
-        for name in CYCLE_ATTRIBUTES:
-            assert hasattr(connection.cycle, name), mismatch_message("RequestResponseCycle", name)
-        for name in STATE_ATTRIBUTES:
-            assert hasattr(state, name), mismatch_message("ServerState", name)
-        assert isinstance(connection.flow, FlowControl)
-        assert (b"/x", [(b"host", b"h")]) == (connection.url, connection.headers)
-        for task in tuple(state.tasks):
-            task.cancel()
-
-    asyncio.run(main())
+    for name in CONNECTION_ATTRIBUTES:
+        assert hasattr(connection, name), mismatch_message("HttpToolsProtocol", name)
+    for name in PARSER_METHODS:
+        assert hasattr(parser, name), mismatch_message("HttpRequestParser", name)
+    for name in FLOW_ATTRIBUTES:
+        assert hasattr(connection.flow, name), mismatch_message("FlowControl", name)
+    for name in CYCLE_ATTRIBUTES:
+        assert hasattr(connection.cycle, name), mismatch_message("RequestResponseCycle", name)
+    for name in STATE_ATTRIBUTES:
+        assert hasattr(state, name), mismatch_message("ServerState", name)
+    assert isinstance(connection.flow, FlowControl)
+    assert (b"/x", [(b"host", b"h")]) == (connection.url, connection.headers)
+    for task in tuple(state.tasks):
+        task.cancel()
 
 
-def test_server_without_sockets_does_not_listen() -> None:
+async def test_server_without_sockets_does_not_listen() -> None:
     """`startup([])` starts the application only; the server then adds its own listeners for TLS."""
-
-    async def main() -> None:
-        config = uvicorn.Config(never_respond, interface="asgi3", lifespan="off", log_config=None)
-        config.load()
-        server: Any = uvicorn.Server(config)
-        server.lifespan = config.lifespan_class(config)
-        await server.startup([])
-        assert (True, []) == (server.started, server.servers), mismatch_message("Server", "startup")
-        protocol = config.http_protocol_class(  # type: ignore[call-arg]
-            config=config, server_state=server.server_state, app_state=server.lifespan.state
-        )
-        assert isinstance(protocol, asyncio.Protocol)
-
-    asyncio.run(main())
+    config = uvicorn.Config(never_respond, interface="asgi3", lifespan="off", log_config=None)
+    config.load()
+    server: Any = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    await server.startup([])
+    assert (True, []) == (server.started, server.servers), mismatch_message("Server", "startup")
+    protocol = config.http_protocol_class(  # type: ignore[call-arg]
+        config=config, server_state=server.server_state, app_state=server.lifespan.state
+    )
+    assert isinstance(protocol, asyncio.Protocol)
 
 
-def test_a_pipelined_request_is_queued_with_its_application() -> None:
+async def test_a_pipelined_request_is_queued_with_its_application() -> None:
     """`pipeline` contains (cycle, application) pairs; the next pair to serve is the last."""
+    config = uvicorn.Config(never_respond, interface="asgi3", log_config=None)
+    config.load()
+    state = ServerState()
+    connection: Any = HttpToolsProtocol(config, state, {})
+    connection.connection_made(FakeTransport())
+    connection.data_received(GET + GET.replace(b"/x", b"/2") + GET.replace(b"/x", b"/3"))
 
-    async def main() -> None:
-        config = uvicorn.Config(never_respond, interface="asgi3", log_config=None)
-        config.load()
-        state = ServerState()
-        connection: Any = HttpToolsProtocol(config, state, {})
-        connection.connection_made(FakeTransport())
-        connection.data_received(GET + GET.replace(b"/x", b"/2") + GET.replace(b"/x", b"/3"))
-
-        paths = [cycle.scope["path"] for cycle, _app in connection.pipeline]
-        assert ["/3", "/2"] == paths, mismatch_message("HttpToolsProtocol", "pipeline")
-        for task in tuple(state.tasks):
-            task.cancel()
-
-    asyncio.run(main())
+    paths = [cycle.scope["path"] for cycle, _app in connection.pipeline]
+    assert ["/3", "/2"] == paths, mismatch_message("HttpToolsProtocol", "pipeline")
+    for task in tuple(state.tasks):
+        task.cancel()
 
 
 def test_status_lines_have_the_expected_format() -> None:

@@ -46,82 +46,62 @@ def test_an_invalid_request_is_logged(invalid: bytes, caplog: pytest.LogCaptureF
 
 
 @invalid_requests
-def test_an_invalid_request_is_not_served(invalid: bytes) -> None:
+async def test_an_invalid_request_is_not_served(invalid: bytes) -> None:
     """The response has an error status, and the connection is closed."""
-
-    async def run() -> None:
-        route = FastRoute()
-        route.receive(invalid)
-        await route.respond_to_all()
-        assert [431 if len(invalid) > 65_536 else 400] == route.statuses
-        assert ([], []) == (route.requests, route.bodies)
-        assert (True, 0) == (route.connection.transport.is_closed, route.connection.loop.pending)
-
-    asyncio.run(run())
+    route = FastRoute()
+    route.receive(invalid)
+    await route.respond_to_all()
+    assert [431 if len(invalid) > 65_536 else 400] == route.statuses
+    assert ([], []) == (route.requests, route.bodies)
+    assert (True, 0) == (route.connection.transport.is_closed, route.connection.loop.pending)
 
 
 @invalid_requests
 @pytest.mark.parametrize("valid", [POST, OTHER_POST], ids=["fast path", "uvicorn"])
 @pytest.mark.parametrize("count", [1, 3])
-def test_valid_requests_before_it_get_their_response(
+async def test_valid_requests_before_it_get_their_response(
     valid: bytes, invalid: bytes, count: int
 ) -> None:
     """Each valid request has its response; the last response rejects the invalid request."""
-
-    async def run() -> None:
-        route = FastRoute()
-        route.receive(valid * count + invalid)
-        assert [] == route.statuses
-        assert not route.connection.transport.is_closed
-        route.receive(POST)  # ignored
-        await route.respond_to_all()
-        assert [*[201] * count, 431 if len(invalid) > 65_536 else 400] == route.statuses
-        assert count == len(route.requests) + len(route.bodies)
-        assert (True, 0) == (route.connection.transport.is_closed, route.connection.loop.pending)
-
-    asyncio.run(run())
+    route = FastRoute()
+    route.receive(valid * count + invalid)
+    assert [] == route.statuses
+    assert not route.connection.transport.is_closed
+    route.receive(POST)  # ignored
+    await route.respond_to_all()
+    assert [*[201] * count, 431 if len(invalid) > 65_536 else 400] == route.statuses
+    assert count == len(route.requests) + len(route.bodies)
+    assert (True, 0) == (route.connection.transport.is_closed, route.connection.loop.pending)
 
 
-def test_a_lost_connection_gets_no_rejection() -> None:
+async def test_a_lost_connection_gets_no_rejection() -> None:
     """Nothing is written if the connection is lost before the response to the valid request."""
-
-    async def run() -> None:
-        route = FastRoute()
-        route.receive(POST + INVALID["method"])
-        route.connection.transport.close()
-        route.connection.protocol.connection_lost(None)
-        await route.respond_to_all()
-        assert ([], 0) == (route.statuses, route.connection.loop.pending)
-
-    asyncio.run(run())
+    route = FastRoute()
+    route.receive(POST + INVALID["method"])
+    route.connection.transport.close()
+    route.connection.protocol.connection_lost(None)
+    await route.respond_to_all()
+    assert ([], 0) == (route.statuses, route.connection.loop.pending)
 
 
-def test_a_response_that_has_begun_is_not_followed_by_a_rejection() -> None:
+async def test_a_response_that_has_begun_is_not_followed_by_a_rejection() -> None:
     """The body is invalid, but its request has a response already. The connection is closed."""
-
-    async def run() -> None:
-        route = FastRoute()
-        route.connection.protocol.app = respond_without_reading
-        route.receive(INVALID_CHUNK[:-20].replace(b"/hot", b"/other"))
-        await route.respond_to_all()
-        route.receive(b"zz\r\n")
-        assert ([200], True) == (route.statuses, route.connection.transport.is_closed)
-
-    asyncio.run(run())
+    route = FastRoute()
+    route.connection.protocol.app = respond_without_reading
+    route.receive(INVALID_CHUNK[:-20].replace(b"/hot", b"/other"))
+    await route.respond_to_all()
+    route.receive(b"zz\r\n")
+    assert ([200], True) == (route.statuses, route.connection.transport.is_closed)
 
 
-def test_shutdown_during_a_rejection() -> None:
+async def test_shutdown_during_a_rejection() -> None:
     """The running request gets its response, and the connection is closed."""
-
-    async def run() -> None:
-        route = FastRoute()
-        route.receive(POST + INVALID["method"])
-        route.connection.protocol.shutdown()
-        await route.respond_to_all()
-        assert ([201], True) == (route.statuses, route.connection.transport.is_closed)
-        assert b"\r\nconnection: close\r\n" in route.written
-
-    asyncio.run(run())
+    route = FastRoute()
+    route.receive(POST + INVALID["method"])
+    route.connection.protocol.shutdown()
+    await route.respond_to_all()
+    assert ([201], True) == (route.statuses, route.connection.transport.is_closed)
+    assert b"\r\nconnection: close\r\n" in route.written
 
 
 @given(
@@ -158,55 +138,43 @@ def test_responses_have_the_order_of_the_requests(
 
 
 @pytest.mark.parametrize("first", [POST, OTHER_POST], ids=["fast path", "uvicorn"])
-def test_line_breaks_do_not_keep_a_connection_open(first: bytes) -> None:
+async def test_line_breaks_do_not_keep_a_connection_open(first: bytes) -> None:
     """The keep-alive timeout starts at the last response, not at line breaks after it."""
-
-    async def run() -> None:
-        route = FastRoute()
-        route.receive(first)
-        await route.respond_to_all()
-        for _ in range(4):
-            route.receive(b"\r\n")
-            route.connection.loop.sleep(KEEP_ALIVE_S / 4)
-        assert (True, 0) == (route.connection.transport.is_closed, route.connection.loop.pending)
-
-    asyncio.run(run())
+    route = FastRoute()
+    route.receive(first)
+    await route.respond_to_all()
+    for _ in range(4):
+        route.receive(b"\r\n")
+        route.connection.loop.sleep(KEEP_ALIVE_S / 4)
+    assert (True, 0) == (route.connection.transport.is_closed, route.connection.loop.pending)
 
 
-def test_the_keep_alive_timeout_does_not_end_a_request() -> None:
+async def test_the_keep_alive_timeout_does_not_end_a_request() -> None:
     """A slow request that begins before the previous response is served."""
-
-    async def run() -> None:
-        route = FastRoute()
-        route.receive(POST + POST[:9])
-        route.respond()
-        route.connection.loop.sleep(REQUEST_TIMEOUT_S / 2)
-        route.receive(POST[9:])
-        route.connection.loop.sleep(2 * KEEP_ALIVE_S)
-        assert not route.connection.transport.is_closed
-        route.respond()
-        assert [201, 201] == route.statuses
-        route.connection.loop.sleep(KEEP_ALIVE_S)
-        assert route.connection.transport.is_closed
-
-    asyncio.run(run())
+    route = FastRoute()
+    route.receive(POST + POST[:9])
+    route.respond()
+    route.connection.loop.sleep(REQUEST_TIMEOUT_S / 2)
+    route.receive(POST[9:])
+    route.connection.loop.sleep(2 * KEEP_ALIVE_S)
+    assert not route.connection.transport.is_closed
+    route.respond()
+    assert [201, 201] == route.statuses
+    route.connection.loop.sleep(KEEP_ALIVE_S)
+    assert route.connection.transport.is_closed
 
 
-def test_an_early_response_does_not_stop_the_keep_alive_timer() -> None:
+async def test_an_early_response_does_not_stop_the_keep_alive_timer() -> None:
     """An idle connection is closed, also if the body of its request arrived after the response."""
-
-    async def run() -> None:
-        route = FastRoute()
-        route.connection.protocol.app = respond_without_reading
-        route.receive(OTHER_POST[:-1])
-        await route.respond_to_all()
-        route.connection.protocol.timeout_keep_alive_handler()
-        assert not route.connection.transport.is_closed
-        route.receive(OTHER_POST[-1:])
-        route.connection.loop.sleep(KEEP_ALIVE_S)
-        assert ([200], True) == (route.statuses, route.connection.transport.is_closed)
-
-    asyncio.run(run())
+    route = FastRoute()
+    route.connection.protocol.app = respond_without_reading
+    route.receive(OTHER_POST[:-1])
+    await route.respond_to_all()
+    route.connection.protocol.timeout_keep_alive_handler()
+    assert not route.connection.transport.is_closed
+    route.receive(OTHER_POST[-1:])
+    route.connection.loop.sleep(KEEP_ALIVE_S)
+    assert ([200], True) == (route.statuses, route.connection.transport.is_closed)
 
 
 async def respond_without_reading(_scope: object, _receive: object, send: object) -> None:

@@ -24,104 +24,80 @@ async def start_unread_response(request: bytes = GET) -> FastRoute:
 
 
 @pytest.mark.parametrize("request_", [GET, POST], ids=["uvicorn", "fast path"])
-def test_a_client_that_reads_nothing_is_disconnected(request_: bytes) -> None:
+async def test_a_client_that_reads_nothing_is_disconnected(request_: bytes) -> None:
     """Its response is discarded, and the application is notified of the disconnect."""
-
-    async def run() -> None:
-        route = await start_unread_response(request_)
-        route.receive(GET)  # waits until the client reads
-        await asyncio.sleep(0)
-        transport, loop = route.connection.transport, route.connection.loop
-        loop.sleep(_STALL_TIMEOUT_S - 1)
-        was_aborted_early = transport.is_aborted
-        loop.sleep(1)
-        was_aborted = transport.is_aborted
-        route.connection.protocol.connection_lost(None)
-        await route.respond_to_all()
-        assert (False, True) == (was_aborted_early, was_aborted)
-        assert ([201], 0) == (route.statuses, loop.pending)
-
-    asyncio.run(run())
+    route = await start_unread_response(request_)
+    route.receive(GET)  # waits until the client reads
+    await asyncio.sleep(0)
+    transport, loop = route.connection.transport, route.connection.loop
+    loop.sleep(_STALL_TIMEOUT_S - 1)
+    was_aborted_early = transport.is_aborted
+    loop.sleep(1)
+    was_aborted = transport.is_aborted
+    route.connection.protocol.connection_lost(None)
+    await route.respond_to_all()
+    assert (False, True) == (was_aborted_early, was_aborted)
+    assert ([201], 0) == (route.statuses, loop.pending)
 
 
-def test_a_slow_client_is_not_disconnected() -> None:
+async def test_a_slow_client_is_not_disconnected() -> None:
     """It reads enough in each interval, until writing is resumed."""
-
-    async def run() -> None:
-        route = await start_unread_response()
-        transport, loop = route.connection.transport, route.connection.loop
-        for _ in range(2):
-            transport.write_buffer_size -= _MIN_READ_BYTES
-            loop.sleep(_STALL_TIMEOUT_S)
-            assert not transport.is_closed
-        transport.write_buffer_size = 1
-        route.connection.protocol.resume_writing()
-        await route.respond_to_all()
-        assert 1 == loop.pending  # the keep-alive timer
-
-    asyncio.run(run())
+    route = await start_unread_response()
+    transport, loop = route.connection.transport, route.connection.loop
+    for _ in range(2):
+        transport.write_buffer_size -= _MIN_READ_BYTES
+        loop.sleep(_STALL_TIMEOUT_S)
+        assert not transport.is_closed
+    transport.write_buffer_size = 1
+    route.connection.protocol.resume_writing()
+    await route.respond_to_all()
+    assert 1 == loop.pending  # the keep-alive timer
 
 
-def test_a_client_that_reads_too_slowly_is_disconnected() -> None:
+async def test_a_client_that_reads_too_slowly_is_disconnected() -> None:
     """A client that reads a few bytes in each interval could otherwise hold a page for hours."""
-
-    async def run() -> None:
-        route = await start_unread_response()
-        route.connection.transport.write_buffer_size -= _MIN_READ_BYTES - 1
-        route.connection.loop.sleep(_STALL_TIMEOUT_S)
-        assert route.connection.transport.is_aborted
-
-    asyncio.run(run())
+    route = await start_unread_response()
+    route.connection.transport.write_buffer_size -= _MIN_READ_BYTES - 1
+    route.connection.loop.sleep(_STALL_TIMEOUT_S)
+    assert route.connection.transport.is_aborted
 
 
 @pytest.mark.parametrize("data", [CLOSE, GET + b"nonsense\r\n\r\n"], ids=["close", "rejection"])
-def test_a_closed_connection_does_not_wait_for_its_client(data: bytes) -> None:
+async def test_a_closed_connection_does_not_wait_for_its_client(data: bytes) -> None:
     """A closed connection is aborted if the client does not read the end of the last response."""
-
-    async def run() -> None:
-        route = FastRoute()
-        route.connection.transport.write_buffer_size = 9
-        route.receive(data)
-        await route.respond_to_all()
-        assert (True, False) == (
-            route.connection.transport.is_closed,
-            route.connection.transport.is_aborted,
-        )
-        route.connection.protocol.resume_writing()  # called when most of the buffer is sent
-        route.connection.loop.sleep(_STALL_TIMEOUT_S)
-        assert route.connection.transport.is_aborted
-
-    asyncio.run(run())
+    route = FastRoute()
+    route.connection.transport.write_buffer_size = 9
+    route.receive(data)
+    await route.respond_to_all()
+    assert (True, False) == (
+        route.connection.transport.is_closed,
+        route.connection.transport.is_aborted,
+    )
+    route.connection.protocol.resume_writing()  # called when most of the buffer is sent
+    route.connection.loop.sleep(_STALL_TIMEOUT_S)
+    assert route.connection.transport.is_aborted
 
 
-def test_an_idle_connection_does_not_wait_for_its_client() -> None:
+async def test_an_idle_connection_does_not_wait_for_its_client() -> None:
     """After the keep-alive timeout, the connection is aborted if its last response is not read."""
-
-    async def run() -> None:
-        route = FastRoute()
-        route.receive(GET)
-        await route.respond_to_all()
-        route.connection.transport.write_buffer_size = 9
-        route.connection.loop.sleep(KEEP_ALIVE_S)
-        assert (True, False) == (
-            route.connection.transport.is_closed,
-            route.connection.transport.is_aborted,
-        )
-        route.connection.loop.sleep(_STALL_TIMEOUT_S)
-        assert route.connection.transport.is_aborted
-
-    asyncio.run(run())
+    route = FastRoute()
+    route.receive(GET)
+    await route.respond_to_all()
+    route.connection.transport.write_buffer_size = 9
+    route.connection.loop.sleep(KEEP_ALIVE_S)
+    assert (True, False) == (
+        route.connection.transport.is_closed,
+        route.connection.transport.is_aborted,
+    )
+    route.connection.loop.sleep(_STALL_TIMEOUT_S)
+    assert route.connection.transport.is_aborted
 
 
 @pytest.mark.parametrize("data", [CLOSE, b"nonsense\r\n\r\n"], ids=["close", "rejection"])
-def test_a_lost_connection_has_no_timer(data: bytes) -> None:
+async def test_a_lost_connection_has_no_timer(data: bytes) -> None:
     """A connection that is closed normally leaves no timer."""
-
-    async def run() -> None:
-        route = FastRoute()
-        route.receive(data)
-        await route.respond_to_all()
-        route.connection.protocol.connection_lost(None)
-        assert 0 == route.connection.loop.pending
-
-    asyncio.run(run())
+    route = FastRoute()
+    route.receive(data)
+    await route.respond_to_all()
+    route.connection.protocol.connection_lost(None)
+    assert 0 == route.connection.loop.pending

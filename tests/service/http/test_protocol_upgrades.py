@@ -25,73 +25,54 @@ async def receive_and_respond(route: FastRoute, *parts: bytes) -> None:
 
 @pytest.mark.parametrize("request_", [POST, CHUNKED], ids=["sized", "chunked"])
 @pytest.mark.parametrize("upgrade", [H2C, WEBSOCKET], ids=["h2c", "websocket"])
-def test_an_upgrade_is_ignored(request_: bytes, upgrade: bytes) -> None:
+async def test_an_upgrade_is_ignored(request_: bytes, upgrade: bytes) -> None:
     """The body belongs to the request, however the bytes are split, and is not another request."""
     data = request_.replace(b"X-A: 1", upgrade)
 
-    async def run() -> None:
-        for cut in range(len(data)):
-            route = FastRoute()
-            await receive_and_respond(route, data[:cut], data[cut:], POST)
-            bodies = [body for _, body in route.requests] + route.bodies
-            assert (cut, [b"hello"] * 2) == (cut, bodies)
-            assert 2 == route.written.count(b"HTTP/1.1 ") == route.written.count(b"HTTP/1.1 201 ")
-            assert b"upgrade:" not in route.written
-            assert not route.connection.transport.is_closed
-
-    asyncio.run(run())
+    for cut in range(len(data)):
+        route = FastRoute()
+        await receive_and_respond(route, data[:cut], data[cut:], POST)
+        bodies = [body for _, body in route.requests] + route.bodies
+        assert (cut, [b"hello"] * 2) == (cut, bodies)
+        assert 2 == route.written.count(b"HTTP/1.1 ") == route.written.count(b"HTTP/1.1 201 ")
+        assert b"upgrade:" not in route.written
+        assert not route.connection.transport.is_closed
 
 
-def test_an_upgrade_takes_the_fast_path() -> None:
+async def test_an_upgrade_takes_the_fast_path() -> None:
     """The headers are passed on without `Upgrade`."""
-
-    async def run() -> None:
-        route = FastRoute()
-        route.receive(POST.replace(b"X-A: 1", H2C))
-        [(scope, body)] = route.requests
-        assert b"hello" == body
-        names = [name for name, _ in scope["headers"]]
-        assert [b"host", b"connection", b"http2-settings", b"content-length"] == names
-
-    asyncio.run(run())
+    route = FastRoute()
+    route.receive(POST.replace(b"X-A: 1", H2C))
+    [(scope, body)] = route.requests
+    assert b"hello" == body
+    names = [name for name, _ in scope["headers"]]
+    assert [b"host", b"connection", b"http2-settings", b"content-length"] == names
 
 
-def test_pipelined_upgrades_are_ignored() -> None:
+async def test_pipelined_upgrades_are_ignored() -> None:
     """Each of three requests in one read is received once."""
-
-    async def run() -> None:
-        route = FastRoute()
-        first, *others = (POST.replace(b"X-A: 1", H2C).replace(b"hello", body) for body in BODIES)
-        route.receive(b"".join((first, *others)))
-        route.respond()
-        await route.connection.wait_until_served()
-        assert (BODIES[:1], BODIES[1:]) == ([body for _, body in route.requests], route.bodies)
-
-    asyncio.run(run())
+    route = FastRoute()
+    first, *others = (POST.replace(b"X-A: 1", H2C).replace(b"hello", body) for body in BODIES)
+    route.receive(b"".join((first, *others)))
+    route.respond()
+    await route.connection.wait_until_served()
+    assert (BODIES[:1], BODIES[1:]) == ([body for _, body in route.requests], route.bodies)
 
 
 @pytest.mark.parametrize("trailer", [b"Upgrade: h2c", b"Connection: upgrade\r\nUpgrade: h2c"])
-def test_an_upgrade_in_a_trailer_is_ignored(trailer: bytes) -> None:
+async def test_an_upgrade_in_a_trailer_is_ignored(trailer: bytes) -> None:
     """The connection is usable for another request."""
-
-    async def run() -> None:
-        route = FastRoute()
-        request = CHUNKED.replace(b"X-A: 1", b"Connection: upgrade")[:-2] + trailer + b"\r\n\r\n"
-        await receive_and_respond(route, request, POST)
-        assert 2 == len(route.requests)
-        assert 2 == route.written.count(b"HTTP/1.1 201 ")
-
-    asyncio.run(run())
+    route = FastRoute()
+    request = CHUNKED.replace(b"X-A: 1", b"Connection: upgrade")[:-2] + trailer + b"\r\n\r\n"
+    await receive_and_respond(route, request, POST)
+    assert 2 == len(route.requests)
+    assert 2 == route.written.count(b"HTTP/1.1 201 ")
 
 
-def test_connect_is_rejected() -> None:
+async def test_connect_is_rejected() -> None:
     """A CONNECT request, after which the bytes are not HTTP, closes the connection."""
-
-    async def run() -> None:
-        route = FastRoute()
-        await receive_and_respond(route, b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n" + POST)
-        assert route.written.startswith(b"HTTP/1.1 400 ")
-        assert ([], []) == (route.requests, route.bodies)
-        assert route.connection.transport.is_closed
-
-    asyncio.run(run())
+    route = FastRoute()
+    await receive_and_respond(route, b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n" + POST)
+    assert route.written.startswith(b"HTTP/1.1 400 ")
+    assert ([], []) == (route.requests, route.bodies)
+    assert route.connection.transport.is_closed

@@ -82,33 +82,25 @@ async def serve(requests: list[bytes]) -> tuple[list[Any], list[bytes], bytes, b
 
 @pytest.mark.parametrize("first", FIRST_REQUESTS.values(), ids=FIRST_REQUESTS)
 @pytest.mark.parametrize("second", NEXT_REQUESTS.values(), ids=NEXT_REQUESTS)
-def test_results_are_those_of_the_parser(
+async def test_results_are_those_of_the_parser(
     monkeypatch: pytest.MonkeyPatch, first: bytes, second: bytes
 ) -> None:
     """Any sequence of requests has the same results as if each request was parsed."""
-
-    async def run() -> None:
-        requests = [first, second, first, second, second[:30], second[30:]]
-        results = await serve(requests)
-        monkeypatch.setattr(protocol.ServiceHttpProtocol, "_head_captures_left", 0)
-        assert await serve(requests) == results
-
-    asyncio.run(run())
+    requests = [first, second, first, second, second[:30], second[30:]]
+    results = await serve(requests)
+    monkeypatch.setattr(protocol.ServiceHttpProtocol, "_head_captures_left", 0)
+    assert await serve(requests) == results
 
 
 @pytest.mark.parametrize("cut", range(1, len(POST)))
-def test_head_of_a_split_request_is_not_kept_in_part(
+async def test_head_of_a_split_request_is_not_kept_in_part(
     monkeypatch: pytest.MonkeyPatch, cut: int
 ) -> None:
     """The rest of a request that began in an earlier read is not taken for a whole head."""
-
-    async def run() -> None:
-        requests = [POST[:cut], POST[cut:], POST[cut:]]
-        results = await serve(requests)
-        monkeypatch.setattr(protocol.ServiceHttpProtocol, "_head_captures_left", 0)
-        assert await serve(requests) == results
-
-    asyncio.run(run())
+    requests = [POST[:cut], POST[cut:], POST[cut:]]
+    results = await serve(requests)
+    monkeypatch.setattr(protocol.ServiceHttpProtocol, "_head_captures_left", 0)
+    assert await serve(requests) == results
 
 
 UPGRADES = b"Connection: Upgrade\r\n" + 2 * b"Upgrade: h2c\r\n"
@@ -122,58 +114,46 @@ SECOND_READS = {
 @pytest.mark.parametrize("lines", SECOND_READS.values(), ids=SECOND_READS)
 @pytest.mark.parametrize("host", [b"", b"Host: h\r\n"], ids=["no host", "host"])
 @pytest.mark.parametrize("secret", [b"", b"Authorization: Bearer S\r\n"], ids=["no key", "key"])
-def test_head_has_no_headers_of_an_earlier_read(
+async def test_head_has_no_headers_of_an_earlier_read(
     monkeypatch: pytest.MonkeyPatch, lines: bytes, host: bytes, secret: bytes
 ) -> None:
     """Headers that arrived before the last read of a request are not those of the next request."""
-
-    async def run() -> None:
-        begin = b"POST /hot HTTP/1.1\r\n" + secret + host + b"X-A: "
-        rest = b"POST /hot HTTP/1.1\r\n" + lines + b"Host: h\r\nContent-Length: 5\r\n\r\nhello"
-        rest = rest.replace(b"Host: h\r\n", b"") if host else rest
-        requests = [begin, rest, rest]
-        results = await serve(requests)
-        monkeypatch.setattr(protocol.ServiceHttpProtocol, "_head_captures_left", 0)
-        assert await serve(requests) == results
-
-    asyncio.run(run())
+    begin = b"POST /hot HTTP/1.1\r\n" + secret + host + b"X-A: "
+    rest = b"POST /hot HTTP/1.1\r\n" + lines + b"Host: h\r\nContent-Length: 5\r\n\r\nhello"
+    rest = rest.replace(b"Host: h\r\n", b"") if host else rest
+    requests = [begin, rest, rest]
+    results = await serve(requests)
+    monkeypatch.setattr(protocol.ServiceHttpProtocol, "_head_captures_left", 0)
+    assert await serve(requests) == results
 
 
 @pytest.mark.parametrize("first", [POST, LOWER_CASE, LENGTH_FIRST, EMPTY], ids=range(4))
-def test_repeated_head_is_not_parsed(monkeypatch: pytest.MonkeyPatch, first: bytes) -> None:
+async def test_repeated_head_is_not_parsed(monkeypatch: pytest.MonkeyPatch, first: bytes) -> None:
     """After one request, others that differ in length and body only are served without parsing."""
-
-    async def run() -> None:
-        route = FastRoute()
-        route.receive(first)
+    route = FastRoute()
+    route.receive(first)
+    route.respond()
+    monkeypatch.setattr(route.connection.protocol, "_parse_and_serve", None)
+    head = first.partition(b"\r\n\r\n")[0]
+    for body in (b"", b"hello", b"hello again"):
+        length = b"%d" % len(body)
+        route.receive(head.replace(b"5", length).replace(b"0", length) + b"\r\n\r\n" + body)
         route.respond()
-        monkeypatch.setattr(route.connection.protocol, "_parse_and_serve", None)
-        head = first.partition(b"\r\n\r\n")[0]
-        for body in (b"", b"hello", b"hello again"):
-            length = b"%d" % len(body)
-            route.receive(head.replace(b"5", length).replace(b"0", length) + b"\r\n\r\n" + body)
-            route.respond()
-            scope, received = route.requests[-1]
-            assert (body, length) == (received, dict(scope["headers"])[b"content-length"])
-        assert 4 == route.connection.state.total_requests
-
-    asyncio.run(run())
+        scope, received = route.requests[-1]
+        assert (body, length) == (received, dict(scope["headers"])[b"content-length"])
+    assert 4 == route.connection.state.total_requests
 
 
-def test_repeated_head_waits_for_the_response_to_the_previous_request() -> None:
+async def test_repeated_head_waits_for_the_response_to_the_previous_request() -> None:
     """A request that arrives before the previous response is pipelined as usual."""
-
-    async def run() -> None:
-        route = FastRoute()
-        for _ in range(2):
-            route.receive(POST)
-        route.receive(LONGER)
-        assert 1 == len(route.requests)
-        route.respond()
-        await route.connection.wait_until_served()
-        assert [b"hello", b"hello again"] == route.bodies
-
-    asyncio.run(run())
+    route = FastRoute()
+    for _ in range(2):
+        route.receive(POST)
+    route.receive(LONGER)
+    assert 1 == len(route.requests)
+    route.respond()
+    await route.connection.wait_until_served()
+    assert [b"hello", b"hello again"] == route.bodies
 
 
 def test_large_heads_are_not_kept() -> None:
