@@ -19,16 +19,14 @@ from tarry.service.stores.sqlite.queries import (
     pack_ids,
     unpack_id,
 )
-from tarry.service.stores.sqlite.transaction import (
-    CANCELLED,
-    IN_FLIGHT,
+from tarry.service.stores.sqlite.statements import (
     NULL_NUMBER_PARAM,
     NULL_TEXT_PARAM,
     NULLABLE_NUMBER_SQL,
     NULLABLE_TEXT_SQL,
-    PENDING,
     MultiRowStatement,
 )
+from tarry.service.stores.sqlite.transaction import CANCELLED, IN_FLIGHT, PENDING
 
 if TYPE_CHECKING:
     import sqlite3

@@ -28,7 +28,8 @@ from tarry.service.stores.sqlite.queries import (
     WAKE_AT,
     decode_task,
 )
-from tarry.service.stores.sqlite.transaction import IN_FLIGHT, PENDING, MultiRowStatement
+from tarry.service.stores.sqlite.statements import MultiRowUpdate
+from tarry.service.stores.sqlite.transaction import IN_FLIGHT, PENDING
 from tarry.service.stores.sqlite.transitions import log_attempts, mark_cancelled
 
 if TYPE_CHECKING:
@@ -49,15 +50,10 @@ _DUE_FIRST_ATTEMPTS, _DUE_RETRIES, _EXPIRED_LEASES = (
     f"{SELECT_TASK} WHERE s.lane = ? AND {condition} AND s.wake_at <= ? ORDER BY s.wake_at LIMIT ?"
     for condition in (_FIRST_ATTEMPT, _RETRY, _LEASED)
 )
-# `MultiRowStatement` repeats the part in brackets for each row. The rows exist, so only the part
-# after DO UPDATE is applied. Status 1 is IN_FLIGHT.
-_LEASE_TASKS = MultiRowStatement("""
-INSERT INTO state (seq, tenant, lane, policy, first_due_at, status, wake_at, next_attempt_at,
-    version, attempts, lost_attempts, worker)
-VALUES [?, 0, 0, 0, 0, 1, ?, ?, ?, ?, ?, ?]
-ON CONFLICT (seq) DO UPDATE SET status = 1, wake_at = excluded.wake_at,
-    next_attempt_at = excluded.next_attempt_at, version = excluded.version,
-    attempts = excluded.attempts, lost_attempts = excluded.lost_attempts, worker = excluded.worker
+_LEASE_TASKS = MultiRowUpdate(f"""
+UPDATE state SET status = {IN_FLIGHT}, wake_at = ?, next_attempt_at = ?, version = ?, attempts = ?,
+    lost_attempts = ?, worker = ?
+WHERE seq = ?
 """)
 _PAGE_SIZE = 16  # ready tenants or lanes that are read with one query
 # Limits for one claim and for each of the two check columns:
@@ -196,8 +192,8 @@ def _lease_rows(
         startable_at = task.wake_at if row[STATUS] == PENDING else task.next_attempt_at
         task.wake_at = max(tx.now, startable_at) + terms.length_ms
         seq, tenant, _, policy = row[SEQ:]
-        parameters += (seq, task.wake_at, task.next_attempt_at, task.version)
-        parameters += (task.attempts, task.lost_attempts, worker)
+        parameters += (task.wake_at, task.next_attempt_at, task.version)
+        parameters += (task.attempts, task.lost_attempts, worker, seq)
         if is_renewal:
             renewed.append(task)
         else:

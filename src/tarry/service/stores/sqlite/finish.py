@@ -17,16 +17,15 @@ from tarry.service.store import FinishStatus, LeaseTerms, NewTask
 from tarry.service.stores.records import encode
 from tarry.service.stores.sqlite.add import add_without_quota
 from tarry.service.stores.sqlite.queries import pack_ids
-from tarry.service.stores.sqlite.transaction import (
-    CANCELLED,
-    IN_FLIGHT,
+from tarry.service.stores.sqlite.statements import (
     NULL_NUMBER_PARAM,
     NULL_TEXT_PARAM,
     NULLABLE_NUMBER_SQL,
     NULLABLE_TEXT_SQL,
-    SUCCEEDED,
     MultiRowStatement,
+    MultiRowUpdate,
 )
+from tarry.service.stores.sqlite.transaction import CANCELLED, IN_FLIGHT, SUCCEEDED
 from tarry.service.stores.sqlite.transitions import log_attempts
 
 if TYPE_CHECKING:
@@ -50,26 +49,18 @@ FROM wanted LEFT JOIN task AS t ON t.id = wanted.id
 """)
 """Reads the states of tasks; the columns after the position are NULL unless a task is IN_FLIGHT."""
 _LANE_COLUMN = 3
-# In the next two statements the rows exist, so only the part after DO UPDATE is applied. `wake_at`
-# is the due time of a PENDING task, and the end of the lease of an IN_FLIGHT task.
-_WRITE_LIVE_TASKS = MultiRowStatement(f"""
-INSERT INTO state (seq, tenant, lane, policy, first_due_at, status, wake_at, next_attempt_at,
-    worker, attempts, previous_delay, backoff_offset, last_outcome_kind)
-VALUES [?, 0, 0, 0, 0, ?, ?, ?, {NULLABLE_NUMBER_SQL}, ?, {NULLABLE_NUMBER_SQL}, ?, ?]
-ON CONFLICT (seq) DO UPDATE SET status = excluded.status, wake_at = excluded.wake_at,
-    next_attempt_at = excluded.next_attempt_at, worker = excluded.worker,
-    attempts = excluded.attempts, previous_delay = excluded.previous_delay,
-    backoff_offset = excluded.backoff_offset, last_outcome_kind = excluded.last_outcome_kind,
-    version = version + 1
+# `wake_at` is the due time of a PENDING task, and the end of the lease of an IN_FLIGHT task.
+_WRITE_LIVE_TASKS = MultiRowUpdate(f"""
+UPDATE state SET status = ?, wake_at = ?, next_attempt_at = ?, worker = {NULLABLE_NUMBER_SQL},
+    attempts = ?, previous_delay = {NULLABLE_NUMBER_SQL}, backoff_offset = ?,
+    last_outcome_kind = ?, version = version + 1
+WHERE seq = ?
 """)
-_WRITE_FINISHED_TASKS = MultiRowStatement(f"""
-INSERT INTO state (seq, tenant, lane, policy, first_due_at, wake_at, next_attempt_at, status,
-    finished_at, reason, attempts, previous_delay, backoff_offset, last_outcome_kind)
-VALUES [?, 0, 0, 0, 0, 0, 0, ?, ?, {NULLABLE_TEXT_SQL}, ?, {NULLABLE_NUMBER_SQL}, ?, ?]
-ON CONFLICT (seq) DO UPDATE SET status = excluded.status, finished_at = excluded.finished_at,
-    reason = excluded.reason, worker = NULL, wake_at = 0, attempts = excluded.attempts,
-    previous_delay = excluded.previous_delay, backoff_offset = excluded.backoff_offset,
-    last_outcome_kind = excluded.last_outcome_kind, version = version + 1
+_WRITE_FINISHED_TASKS = MultiRowUpdate(f"""
+UPDATE state SET status = ?, finished_at = ?, reason = {NULLABLE_TEXT_SQL}, attempts = ?,
+    previous_delay = {NULLABLE_NUMBER_SQL}, backoff_offset = ?, last_outcome_kind = ?,
+    version = version + 1, worker = NULL, wake_at = 0
+WHERE seq = ?
 """)
 
 
@@ -142,21 +133,27 @@ def _write_results(tx: WriteTransaction, results: Sequence[PackedResult]) -> lis
         status, delay, due = int(result.status), result.previous_delay, result.next_attempt_at
         is_cancelled = cancelling and status != SUCCEEDED
         stored_delay = NULL_NUMBER_PARAM if delay is None else delay
-        progress = (attempts, stored_delay, result.backoff_offset, result.last_outcome_kind)
+        progress_and_seq = (
+            attempts,
+            stored_delay,
+            result.backoff_offset,
+            result.last_outcome_kind,
+            seq,
+        )
         if is_cancelled:
             status = CANCELLED
-            finished_parameters += (seq, status, now, NULL_TEXT_PARAM, *progress)
+            finished_parameters += (status, now, NULL_TEXT_PARAM, *progress_and_seq)
         elif status >= SUCCEEDED:  # any finished status
             reason = NULL_TEXT_PARAM if result.reason is None else result.reason
-            finished_parameters += (seq, status, now, reason, *progress)
+            finished_parameters += (status, now, reason, *progress_and_seq)
         elif result.renewed_lease is None:
-            live_parameters += (seq, status, due, due, NULL_NUMBER_PARAM, *progress)
+            live_parameters += (status, due, due, NULL_NUMBER_PARAM, *progress_and_seq)
             tx.lane(lane_id).lower_due_at(due)
         else:
             status = IN_FLIGHT  # the worker keeps its lease
             wake_at = max(now, due) + result.renewed_lease.length_ms
             worker = tx.names.worker_id(result.renewed_lease.worker)
-            live_parameters += (seq, status, wake_at, due, worker, *progress)
+            live_parameters += (status, wake_at, due, worker, *progress_and_seq)
             tx.lane(lane_id).lower_lease_end_at(wake_at)
         if status != IN_FLIGHT:
             transition = (tenant, lane_id, policy, status)

@@ -8,36 +8,28 @@ A lane (the queue of one downstream) is *ready*, that is in the rotation that cl
 the due time of its earliest pending task. A claim makes the lane ready one lease horizon earlier,
 because tasks are leased that early. `expiry_check_at` is the end of its earliest lease or, if the
 lane is parked (its breaker is open), of the parking. A claim makes the lane ready at that time.
-
-Three costs are the reason for the way in which rows are read and written:
-
-* Each executed statement, and each fetched row, releases the GIL. If the event loop runs in the
-  same process, it may then keep the GIL for a while, and this thread waits. One statement for many
-  rows (`MultiRowStatement`) made batches 18 % and single tasks 7 % faster.
-* One UPDATE for many rows would need UPDATE ... FROM (VALUES ...), for which SQLite builds two
-  temporary tables. So existing rows are changed with INSERT ... ON CONFLICT DO UPDATE.
-* `sqlite3` looks for an adapter for every parameter that is not an int, float, str or bytearray.
-  This costs about ten times as much as binding the parameter. So bytes are passed as bytearray, and
-  parameters that are mostly None are passed as a sentinel that SQL turns into NULL
-  (`NULL_NUMBER_PARAM`, `NULL_TEXT_PARAM`).
 """
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
 from tarry.service.model import Status
+from tarry.service.stores.sqlite.statements import (
+    NULL_NUMBER_PARAM,
+    NULLABLE_NUMBER_SQL,
+    MultiRowStatement,
+    MultiRowUpdate,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from sqlite3 import Connection, Cursor
 
     from tarry.service.stores.sqlite.worker_locks import WorkerLock
 
-    Execute = Callable[[str, list[Any]], Cursor]
     TaskRowIds: TypeAlias = Sequence[int]
     """The `seq` (row id) of one task, and the ids of its tenant, lane and policy."""
 
@@ -48,49 +40,6 @@ TENANT_COUNTERS = (*[status.name.lower() for status in Status], "superseded")
 """Columns with a tenant's number of tasks in each status, and of superseded results."""
 _SUPERSEDED_INDEX = len(Status)  # in TENANT_COUNTERS
 _MAX_CACHED_NAMES = 100_000
-
-_CHUNK_SIZES = (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
-"""Numbers of rows for which `MultiRowStatement` has a statement. Preparing a statement takes longer
-than running it twice. So there are only a few sizes, whose prepared statements stay cached, and
-most batches are split in two."""
-
-NULLABLE_NUMBER_SQL, NULL_NUMBER_PARAM = "nullif(?, '')", ""
-"""The SQL placeholder for a number that may be NULL, and the parameter that stands for NULL."""
-NULLABLE_TEXT_SQL, NULL_TEXT_PARAM = "nullif(?, 0)", 0
-"""The SQL placeholder for a text that may be NULL, and the parameter that stands for NULL. It is a
-number, because a number differs from every text, even from '0'."""
-
-
-class MultiRowStatement:
-    """A statement for any number of rows: `[?, ?]` in `text` becomes "(?, ?), (?, ?), ..."."""
-
-    def __init__(self, text: str) -> None:
-        before, row, after = re.split(r"[\[\]]", text)
-        self._texts = {
-            size: before + ", ".join([f"({row})"] * size) + after for size in _CHUNK_SIZES
-        }
-        self._parameters_per_row = row.count("?")
-
-    def execute_chunks(
-        self, execute: Execute, parameters: list[Any]
-    ) -> Iterator[tuple[int, Cursor]]:
-        """Execute the statement for one chunk of rows after the other; yield its size and cursor.
-
-        `parameters` is a flat list of the parameters of all rows, one row after the other.
-        """
-        begin, rows_left = 0, len(parameters) // self._parameters_per_row
-        for size in _CHUNK_SIZES:
-            while rows_left >= size:
-                end = begin + size * self._parameters_per_row
-                yield size, execute(self._texts[size], parameters[begin:end])
-                begin, rows_left = end, rows_left - size
-
-    def execute(self, execute: Execute, parameters: list[Any]) -> None:
-        """Execute the statement for all rows."""
-        for _ in self.execute_chunks(execute, parameters):
-            pass
-
-
 _INCREMENTS = ", ".join(f"{name} = {name} + ?" for name in TENANT_COUNTERS)
 _ADD_TO_TENANT_COUNTERS = f"UPDATE tenant SET {_INCREMENTS} WHERE id = ?"
 _MOVE_DUE_CHECK_EARLIER, _MOVE_EXPIRY_CHECK_EARLIER = (
@@ -115,23 +64,16 @@ SELECT json_group_array(json_array(l.id, l.tenant, l.name, l.parked_until, l.pro
     l.tasks))
 FROM wanted CROSS JOIN lane AS l ON l.id = wanted.id
 """)
-_WRITE_LANE_COUNTS = MultiRowStatement(f"""
-INSERT INTO lane (id, tenant, name, tasks, pending, in_flight, exhausted, due_at, lease_end_at)
-VALUES [?, 0, '', ?, ?, ?, ?, {NULLABLE_NUMBER_SQL}, {NULLABLE_NUMBER_SQL}]
-ON CONFLICT (id) DO UPDATE SET tasks = excluded.tasks, pending = excluded.pending,
-    in_flight = excluded.in_flight, exhausted = excluded.exhausted,
-    due_at = excluded.due_at, lease_end_at = excluded.lease_end_at
+_WRITE_LANE_COUNTS = MultiRowUpdate(f"""
+UPDATE lane SET tasks = ?, pending = ?, in_flight = ?, exhausted = ?,
+    due_at = {NULLABLE_NUMBER_SQL}, lease_end_at = {NULLABLE_NUMBER_SQL}
+WHERE id = ?
 """)
-_WRITE_LANE_SCHEDULES = MultiRowStatement(f"""
-INSERT INTO lane (id, tenant, name, parked_until, probes, consecutive_opens, paused,
-    last_claim_at, last_turn, due_check_at, expiry_check_at, ready, last_probe)
-VALUES [?, 0, '', {NULLABLE_NUMBER_SQL}, ?, ?, ?, {NULLABLE_NUMBER_SQL}, ?, {NULLABLE_NUMBER_SQL},
-    {NULLABLE_NUMBER_SQL}, ?, {NULLABLE_NUMBER_SQL}]
-ON CONFLICT (id) DO UPDATE SET parked_until = excluded.parked_until, probes = excluded.probes,
-    consecutive_opens = excluded.consecutive_opens, paused = excluded.paused,
-    last_claim_at = excluded.last_claim_at, last_turn = excluded.last_turn,
-    due_check_at = excluded.due_check_at, expiry_check_at = excluded.expiry_check_at,
-    ready = excluded.ready, last_probe = excluded.last_probe
+_WRITE_LANE_SCHEDULES = MultiRowUpdate(f"""
+UPDATE lane SET parked_until = {NULLABLE_NUMBER_SQL}, probes = ?, consecutive_opens = ?, paused = ?,
+    last_claim_at = {NULLABLE_NUMBER_SQL}, last_turn = ?, due_check_at = {NULLABLE_NUMBER_SQL},
+    expiry_check_at = {NULLABLE_NUMBER_SQL}, ready = ?, last_probe = {NULLABLE_NUMBER_SQL}
+WHERE id = ?
 """)
 
 
@@ -428,15 +370,15 @@ class WriteTransaction(ReadTransaction):
         due_checks: dict[int, int] = {}
         expiry_checks: dict[int, int] = {}
         for lane in self._lanes.values():
-            counts += (lane.id, lane.tasks, lane.pending, lane.in_flight, lane.exhausted)
-            counts += (_number_param(lane.due_at), _number_param(lane.lease_end_at))
+            counts += (lane.tasks, lane.pending, lane.in_flight, lane.exhausted)
+            counts += (_number_param(lane.due_at), _number_param(lane.lease_end_at), lane.id)
             if lane.schedule_changed:
-                schedules += (lane.id, _number_param(lane.parked_until))
-                schedules += (lane.probes, lane.consecutive_opens, lane.paused)
+                schedules += (_number_param(lane.parked_until), lane.probes)
+                schedules += (lane.consecutive_opens, lane.paused)
                 schedules += (_number_param(lane.last_claim_at), lane.last_turn)
                 due_check, expiry_check = lane.due_check_at, lane.expiry_check_at
                 schedules += (_number_param(due_check), _number_param(expiry_check), lane.ready)
-                schedules.append(_number_param(lane.last_probe))
+                schedules += (_number_param(lane.last_probe), lane.id)
                 _keep_earliest(due_checks, lane.tenant, due_check)
                 _keep_earliest(expiry_checks, lane.tenant, expiry_check)
         _WRITE_LANE_COUNTS.execute(self.execute, counts)

@@ -14,13 +14,8 @@ from tarry.service.store import (
     decay_budget,
 )
 from tarry.service.stores.sqlite.queries import LOCK_TOKENS, attempt_row_id, pack_id, unpack_id
-from tarry.service.stores.sqlite.transaction import (
-    CANCELLED,
-    EXHAUSTED,
-    IN_FLIGHT,
-    PENDING,
-    MultiRowStatement,
-)
+from tarry.service.stores.sqlite.statements import MultiRowStatement
+from tarry.service.stores.sqlite.transaction import CANCELLED, EXHAUSTED, IN_FLIGHT, PENDING
 from tarry.service.stores.sqlite.worker_locks import pack_start
 
 if TYPE_CHECKING:
