@@ -12,8 +12,9 @@ from cryptography.fernet import Fernet
 from tarry.service import task_search
 from tarry.service.encryption import Codec
 from tarry.service.model import AttemptRecord, Status, TaskContent
-from tarry.service.store import LeaseTerms, NewTask, RecordPage, StoredTaskFilter, TaskResult
-from tarry.service.task_search import FoundTask, TaskFinder, TaskSearch
+from tarry.service.store import LeaseTerms, NewTask, RecordPage, TaskResult
+from tarry.service.task_search import FoundTask, TaskFinder
+from tarry.wire.tasks import Search
 from tests.service.stores.harness import START_MS, task, task_numbers
 from tests.service.stores.reference_store import ReferenceStore
 
@@ -97,7 +98,7 @@ def test_matching_tasks_are_found(
     """The URL and the error are found in plain and in encrypted tasks."""
 
     async def test(finder: TaskFinder) -> None:
-        search = TaskSearch(filter=StoredTaskFilter(), **fields)
+        search = Search(**fields)
         assert expected == numbers_of(
             await finder.find_page("acme", search, cursor=None, limit=100)
         )
@@ -154,15 +155,16 @@ async def test_only_compared_parts_are_decoded() -> None:
     store, codec = CountingStore(lambda: START_MS), CountingCodec()
     await add_tasks(store, codec)
     finder = TaskFinder(store, codec)
-    for fields, expected in (
+    cases: list[tuple[dict[str, Any], tuple[int, int]]] = [
         ({"last_status": "5xx"}, (2, 0)),
         ({"error": "timeout"}, (1, 4)),  # of the fifth, the error class matches
         ({"error": "timeout", "last_status": "4xx"}, (0, 0)),
         ({"url_prefix": "https://a.example/orders/3"}, (1, 6)),
         ({"url_prefix": "https://a.example/", "last_status": "503"}, (1, 1)),
-    ):
+    ]
+    for fields, expected in cases:
         codec.decoded_count = 0
-        count = await finder.count("acme", TaskSearch(filter=StoredTaskFilter(), **fields))
+        count = await finder.count("acme", Search(**fields))
         assert expected == (count, codec.decoded_count)
 
 
@@ -171,7 +173,7 @@ async def test_number_of_reads_does_not_depend_on_the_limit() -> None:
     store = CountingStore(lambda: START_MS)
     await add_tasks(store, Codec())
     finder = TaskFinder(store, Codec())
-    search = TaskSearch(filter=StoredTaskFilter(), last_status="503")
+    search = Search(last_status="503")
     page = await finder.find_page("acme", search, cursor=None, limit=1)
     assert ([1], None, 2) == (numbers_of(page), page.cursor, store.read_count)
     ids = await finder.find_ids("acme", search, cursor=None, limit=1)
@@ -182,7 +184,7 @@ async def test_counts_of_a_tenant_run_one_after_the_other() -> None:
     """Requests of one tenant cannot occupy the store with counts of all its tasks."""
     store = CountingStore(lambda: START_MS)
     await add_tasks(store, Codec())
-    finder, search = TaskFinder(store, Codec()), TaskSearch(filter=StoredTaskFilter())
+    finder, search = TaskFinder(store, Codec()), Search()
     assert [6] * 3 == await asyncio.gather(*(finder.count("acme", search) for _ in range(3)))
     assert 1 == store.max_running_counts
     await asyncio.gather(finder.count("acme", search), finder.count("beta", search))
@@ -194,10 +196,10 @@ def test_a_task_with_an_unknown_key_is_found_by_its_status() -> None:
 
     async def test(finder: TaskFinder) -> None:
         other = TaskFinder(finder._store, Codec())
-        by_status = TaskSearch(filter=StoredTaskFilter(), last_status="503")
+        by_status = Search(last_status="503")
         [found] = (await other.find_page("acme", by_status, cursor=None, limit=9)).items
         assert found.content is None
-        by_url = TaskSearch(filter=StoredTaskFilter(), url_prefix="https://a.example/")
+        by_url = Search(url_prefix="https://a.example/")
         assert [] == (await other.find_page("acme", by_url, cursor=None, limit=9)).items
 
     run_with_finder(test, Codec([Fernet.generate_key().decode()]))
@@ -207,7 +209,7 @@ def test_groups_continue_with_older_tasks(monkeypatch: pytest.MonkeyPatch) -> No
     """A limited number of tasks is read; the cursor continues with older ones of the same group."""
     monkeypatch.setattr(task_search, "_GROUP_PAGE_TASKS", 2)
     monkeypatch.setattr(task_search, "_MAX_GROUP_PAGES", 2)
-    dead_letters = TaskSearch(filter=StoredTaskFilter(status=Status.EXHAUSTED))
+    dead_letters = Search(status="EXHAUSTED")
 
     async def test(finder: TaskFinder) -> None:
         page = await finder.group("acme", dead_letters, cursor=None)
@@ -229,7 +231,7 @@ async def test_groups_of_many_lanes_are_returned_in_several_pages(
     """A request ends after a number of groups, because each has the content of a task."""
     monkeypatch.setattr(task_search, "_GROUP_PAGE_TASKS", 2)
     monkeypatch.setattr(task_search, "_MAX_GROUPS", 3)
-    search = TaskSearch(filter=StoredTaskFilter())
+    search = Search()
 
     store = ReferenceStore(lambda: START_MS)
     content = Codec().pack(TaskContent(url="https://a.example/"))
@@ -250,7 +252,7 @@ def test_searches_that_read_many_tasks_run_one_after_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A tenant that counts or groups its tasks many times at once has one search at a time."""
-    search = TaskSearch(filter=StoredTaskFilter(status=Status.EXHAUSTED))
+    search = Search(status="EXHAUSTED")
 
     async def test(finder: TaskFinder) -> None:
         running: list[int] = [0]

@@ -17,6 +17,7 @@ from tarry.core.checks import check_at_least
 from tarry.core.text import did_you_mean
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 from tarry.wire import http
+from tarry.wire.search import SEARCH_FIELDS, TIME_FIELDS
 from tarry.wire.tasks import (
     MAX_BATCH_SIZE,
     MAX_TIME_MS,
@@ -164,19 +165,8 @@ _ARGUMENT_NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
-_API_NAME_BY_FILTER = {
-    "policy": "policyId",
-    "url_prefix": "urlPrefix",
-    "key": "idempotencyKey",
-    "created_after": "createdAfter",
-    "created_before": "createdBefore",
-    "finished_after": "finishedAfter",
-    "finished_before": "finishedBefore",
-    "last_status": "lastStatus",
-}
-_TIME_FILTERS = frozenset({
-    "created_after", "created_before", "finished_after", "finished_before", "before",
-})  # fmt: skip
+_FIELD_BY_ARGUMENT = {field.argument: field for field in SEARCH_FIELDS.values()}
+_TIME_ARGUMENTS = {"before", *(SEARCH_FIELDS[name].argument for name in TIME_FIELDS)}
 
 
 def check_argument_names(method: str, arguments: Iterable[str]) -> None:
@@ -207,12 +197,14 @@ def to_query(method: str, filters: Mapping[str, Any]) -> dict[str, str | int | N
     check_argument_names(method, filters)
     if filters.get("last_status") is not None:
         filters = {**filters, "last_status": str(filters["last_status"])}
-    return {
-        _API_NAME_BY_FILTER.get(name, name): (
-            to_epoch_ms(name, value) if name in _TIME_FILTERS and value is not None else value
+    query: dict[str, str | int | None] = {}
+    for argument, value in filters.items():
+        field = _FIELD_BY_ARGUMENT.get(argument)
+        is_time = argument in _TIME_ARGUMENTS and value is not None
+        query[argument if field is None else field.api_name] = (
+            to_epoch_ms(argument, value) if is_time else value
         )
-        for name, value in filters.items()
-    }
+    return query
 
 
 def to_seconds(argument: str, duration: Duration) -> float:

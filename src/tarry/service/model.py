@@ -19,9 +19,12 @@ milliseconds, except `Task.previous_delay`.
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+from tarry.wire.tasks import Search
 
 if TYPE_CHECKING:
     from tarry.wire.tasks import WaitReason
@@ -384,25 +387,17 @@ class WorkerRecord(msgspec.Struct, kw_only=True, gc=False):
 class ReplayRecord(msgspec.Struct, kw_only=True, gc=False):
     """A replay: it makes dead letters (EXHAUSTED tasks) PENDING again, step by step.
 
-    Only dead letters that match its filters, the fields of `TaskSearch`, are replayed; None matches
-    all. The progress of the replay is stored, so that the replay continues after a crash.
+    Only dead letters that match its search are replayed. The progress of the replay is stored, so
+    that the replay continues after a crash.
     """
 
     id: str
     tenant: str
-    lane: str | None = None
-    policy_id: str | None = None
-    reason: str | None = None
+    # With a status, so that the search always has a field: Lua encodes an empty table as an array.
+    search: Search = msgspec.field(default_factory=partial(Search, status="EXHAUSTED"))
     before: int = 0
-    """Only dead letters that became EXHAUSTED at this time or earlier are replayed."""
-    lane_prefix: str | None = None
-    key: str | None = None
-    created_from: int | None = None
-    created_until: int | None = None
-    finished_from: int | None = None
-    url_prefix: str | None = None
-    last_status: str | None = None
-    error: str | None = None
+    """Only dead letters that became EXHAUSTED at this time or earlier are replayed. This time
+    replaces `search.finished_before`."""
     rate: float = 0.0
     """The maximum number of tasks per second; 0: no limit."""
     matched: int = 0

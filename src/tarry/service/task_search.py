@@ -2,6 +2,9 @@
 
 The store selects tasks by its columns (`StoredTaskFilter`). It cannot read the URL and the last
 attempt, which may be encrypted, so it calls functions of this module that decode and compare them.
+
+The `lane` of a `Search` has its name in the API. The `url_prefix` is canonical, see
+`parse_target_prefix`.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from tarry.service.delivery.targets import parse_target_prefix, stored_lane_name
 from tarry.service.encryption import DecryptionFailed
 from tarry.service.model import LOST, Status
 from tarry.service.store import RecordPage, StoredTaskFilter
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from tarry.service.encryption import Codec
     from tarry.service.model import AttemptRecord, ReplayRecord, Task, TaskContent
     from tarry.service.store import Store
+    from tarry.wire.tasks import Search
 
 _MAX_READS_PER_PAGE = 4
 """After this many reads, each of a bounded number of tasks, a page ends, even if it is empty."""
@@ -38,18 +43,6 @@ The views of 10,000 groups blocked the event loop for 0.13 s."""
 _YIELD_EVERY_TASKS = 100
 """Number of tasks after which the decoding of a page yields to the event loop."""
 _STATUS_CLASS = re.compile("[1-5]xx")
-
-
-class TaskSearch(msgspec.Struct, frozen=True, kw_only=True):
-    """Which tasks to find; a field that is None matches all tasks."""
-
-    filter: StoredTaskFilter
-    url_prefix: str | None = None
-    """The beginning of the canonical target URL, see `parse_target_prefix`."""
-    last_status: str | None = None
-    """The status of the last attempt: 503, a class such as 5xx, or the name of a gRPC code."""
-    error: str | None = None
-    """The error class of the last attempt, or a part of its error message; the case is ignored."""
 
 
 class FoundTask(NamedTuple):
@@ -80,13 +73,14 @@ class TaskFinder:
         a time. A lock is removed when no request uses it."""
 
     async def find_page(
-        self, tenant: str, search: TaskSearch, *, cursor: str | None, limit: int
+        self, tenant: str, search: Search, *, cursor: str | None, limit: int
     ) -> RecordPage[FoundTask]:
         """Return up to `limit` matching tasks, newest first, and the cursor of the next page.
 
         A page may be short or empty, although it is not the last one, see `RecordPage`.
         """
-        page = await self._list_tasks(tenant, search, cursor, limit)
+        task_filter = self._build_filter(tenant, search)
+        page = await self._list_tasks(tenant, task_filter, cursor, limit)
         task_ids = [task.id for task in page.items if task.attempts]
         attempts = await self._store.last_attempts(tenant, task_ids) if task_ids else {}
         found: list[FoundTask] = []
@@ -97,16 +91,26 @@ class TaskFinder:
         return RecordPage(found, page.cursor)
 
     async def find_ids(
-        self, tenant: str, search: TaskSearch, *, cursor: str | None, limit: int
+        self,
+        tenant: str,
+        search: Search,
+        *,
+        is_live: bool = False,
+        cursor: str | None,
+        limit: int,
     ) -> RecordPage[str]:
-        """Return the ids of matching tasks, oldest first, and the cursor of the next page."""
-        page = await self._list_tasks(tenant, search, cursor, limit, oldest_first=True)
+        """Return the ids of matching tasks, oldest first, and the cursor of the next page.
+
+        With `is_live`, only live (PENDING or IN_FLIGHT) tasks match.
+        """
+        task_filter = self._build_filter(tenant, search, is_live=is_live)
+        page = await self._list_tasks(tenant, task_filter, cursor, limit, oldest_first=True)
         return RecordPage([task.id for task in page.items], page.cursor)
 
     async def group(
         self,
         tenant: str,
-        search: TaskSearch,
+        search: Search,
         *,
         cursor: str | None,
         is_abandoned: Callable[[], bool] = lambda: False,
@@ -123,15 +127,16 @@ class TaskFinder:
     async def _group(
         self,
         tenant: str,
-        search: TaskSearch,
+        search: Search,
         cursor: str | None,
         is_abandoned: Callable[[], bool],
     ) -> RecordPage[TaskGroup]:
         newest: dict[tuple[str | None, str], FoundTask] = {}
         counts: Counter[tuple[str | None, str]] = Counter()
+        task_filter = self._build_filter(tenant, search)
         page: RecordPage[Task] = RecordPage([], cursor)
         for _ in range(_MAX_GROUP_PAGES):
-            page = await self._list_tasks(tenant, search, page.cursor, _GROUP_PAGE_TASKS)
+            page = await self._list_tasks(tenant, task_filter, page.cursor, _GROUP_PAGE_TASKS)
             first_of_group: dict[tuple[str | None, str], Task] = {}
             for task in page.items:
                 group = (task.reason, task.lane)
@@ -147,21 +152,21 @@ class TaskFinder:
         groups = [TaskGroup(newest[group], counts[group]) for group in newest]
         return RecordPage(groups, page.cursor)
 
-    async def count(self, tenant: str, search: TaskSearch) -> int:
-        """Return the number of matching tasks."""
+    async def count(self, tenant: str, search: Search, *, is_live: bool = False) -> int:
+        """Return the number of matching tasks; with `is_live`, only live tasks match."""
+        task_filter = self._build_filter(tenant, search, is_live=is_live)
         async with self._scan_locks.setdefault(tenant, asyncio.Lock()):
-            return await self._store.count_tasks(tenant, self._build_filter(search))
+            return await self._store.count_tasks(tenant, task_filter)
 
     async def _list_tasks(
         self,
         tenant: str,
-        search: TaskSearch,
+        task_filter: StoredTaskFilter,
         cursor: str | None,
         limit: int,
         *,
         oldest_first: bool = False,
     ) -> RecordPage[Task]:
-        task_filter = self._build_filter(search)
         page: RecordPage[Task] = RecordPage([], cursor)
         for _ in range(_MAX_READS_PER_PAGE):
             page = await self._store.list_tasks(
@@ -171,16 +176,18 @@ class TaskFinder:
                 break
         return page
 
-    def _build_filter(self, search: TaskSearch) -> StoredTaskFilter:
+    def _build_filter(
+        self, tenant: str, search: Search, *, is_live: bool = False
+    ) -> StoredTaskFilter:
         """Return the filter of a search, with functions that decode only what is compared."""
         is_attempt_compared = (search.last_status, search.error) != (None, None)
         return msgspec.structs.replace(
-            search.filter,
+            build_column_filter(tenant, search, is_live=is_live),
             matches_attempt=partial(self._matches_attempt, search) if is_attempt_compared else None,
             matches_content=None if search.url_prefix is None else partial(self._has_url, search),
         )
 
-    def _matches_attempt(self, search: TaskSearch, attempt: AttemptRecord) -> bool:
+    def _matches_attempt(self, search: Search, attempt: AttemptRecord) -> bool:
         if search.last_status is not None and not _has_status(attempt, search.last_status):
             return False
         if search.error is None:
@@ -192,7 +199,7 @@ class TaskFinder:
             attempt = self._codec.decrypt_attempt(attempt)
         return wanted in (attempt.error or "").lower()
 
-    def _has_url(self, search: TaskSearch, packed_content: bytes) -> bool:
+    def _has_url(self, search: Search, packed_content: bytes) -> bool:
         try:
             return self._codec.unpack(packed_content).url.startswith(search.url_prefix or "")
         except (DecryptionFailed, msgspec.MsgspecError):
@@ -209,25 +216,30 @@ class TaskFinder:
         return FoundTask(task, content, last_attempt)
 
 
-def search_of_replay(replay: ReplayRecord) -> TaskSearch:
-    """Return the search that finds the dead letters of a replay."""
-    return TaskSearch(
-        filter=StoredTaskFilter(
-            status=Status.EXHAUSTED,
-            policy_id=replay.policy_id,
-            lane=replay.lane,
-            lane_prefix=replay.lane_prefix,
-            reason=replay.reason,
-            key=replay.key,
-            created_from=replay.created_from,
-            created_until=replay.created_until,
-            finished_from=replay.finished_from,
-            finished_until=replay.before or None,
-        ),
-        url_prefix=replay.url_prefix,
-        last_status=replay.last_status,
-        error=replay.error,
+def build_column_filter(tenant: str, search: Search, *, is_live: bool = False) -> StoredTaskFilter:
+    """Return the part of a search that the store compares with its columns."""
+    lane, lane_prefix = search.lane, None
+    if search.url_prefix is not None:
+        # The store selects the lanes of the host, so that fewer tasks have to be decoded.
+        lane_prefix = stored_lane_name(tenant, parse_target_prefix(search.url_prefix).endpoint)
+    return StoredTaskFilter(
+        status=None if search.status is None else Status[search.status],
+        is_live=is_live,
+        policy_id=search.policy_id,
+        lane=None if lane is None else stored_lane_name(tenant, lane),
+        lane_prefix=lane_prefix,
+        reason=search.reason,
+        key=search.idempotency_key,
+        created_from=search.created_after,
+        created_until=search.created_before,
+        finished_from=search.finished_after,
+        finished_until=search.finished_before,
     )
+
+
+def search_of_replay(replay: ReplayRecord) -> Search:
+    """Return the search that finds the dead letters of a replay."""
+    return msgspec.structs.replace(replay.search, finished_before=replay.before or None)
 
 
 def last_error_class(attempt: AttemptRecord) -> str | None:

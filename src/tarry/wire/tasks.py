@@ -7,13 +7,28 @@ needs msgspec, which the service and the client extras install.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Generic, Literal, TypeAlias, TypedDict, TypeVar, get_args
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    cast,
+    get_args,
+    get_type_hints,
+)
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from tarry.core.verdict import Reason
 from tarry.wire.policies import MAX_DURATION_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 T = TypeVar("T")
 
@@ -107,11 +122,11 @@ EpochMs: TypeAlias = Annotated[
 """Epoch milliseconds. The service rejects a time below `MIN_TIME_MS` in a separate check."""
 
 
-class _Body(msgspec.Struct, rename="camel", kw_only=True, gc=False):
+class Body(msgspec.Struct, rename="camel", kw_only=True, gc=False):
     """Base class of bodies."""
 
 
-class _RequestBody(_Body, forbid_unknown_fields=True, omit_defaults=True):
+class RequestBody(Body, forbid_unknown_fields=True, omit_defaults=True):
     """Base class of request bodies: unknown fields are rejected."""
 
 
@@ -121,7 +136,7 @@ class SecretReference(TypedDict):
     secret: str
 
 
-class RetryTaskRequest(_RequestBody):
+class RetryTaskRequest(RequestBody):
     """The body that creates a task: an HTTP or gRPC request that the service sends and retries.
 
     At most one of `body`, `bodyBase64` and `bodyRef` can be set. If `body` is a string, it is sent
@@ -155,7 +170,7 @@ class RetryTaskRequest(_RequestBody):
     """Belongs to `traceparent`. It is ignored if it is not valid, or without `traceparent`."""
 
 
-class TargetResponse(_Body, omit_defaults=True):
+class TargetResponse(Body, omit_defaults=True):
     """The response of the target to the last attempt, for an API request with `Prefer: wait`.
 
     The response is not stored. A body of valid UTF-8 is in `body`, any other in `bodyBase64`.
@@ -169,7 +184,7 @@ class TargetResponse(_Body, omit_defaults=True):
     """Whether only the beginning of the body is returned, because it was too long."""
 
 
-class RetryTask(_Body, kw_only=False):
+class RetryTask(Body, kw_only=False):
     """A stored task; secrets are redacted."""
 
     task_id: str
@@ -208,13 +223,13 @@ class RetryTask(_Body, kw_only=False):
     """Set only when the API request waited for the result (`Prefer: wait`)."""
 
 
-class BatchRequest(_RequestBody):
+class BatchRequest(RequestBody):
     """Up to 1,000 tasks."""
 
     tasks: list[Raw]
 
 
-class BatchResult(_Body, omit_defaults=True):
+class BatchResult(Body, omit_defaults=True):
     """The result for one task of a batch; `status` is the HTTP status as for a single task."""
 
     status: int
@@ -224,7 +239,7 @@ class BatchResult(_Body, omit_defaults=True):
     problem: dict[str, Any] | None = None
 
 
-class BatchResults(_Body):
+class BatchResults(Body):
     """The results of a batch, in the order of its tasks."""
 
     results: list[BatchResult]
@@ -237,7 +252,7 @@ class Page(msgspec.Struct, Generic[T], rename="camel", kw_only=True):
     next_cursor: str | None
 
 
-class CallbackBody(_Body):
+class CallbackBody(Body):
     """The result of a task, as posted to its `callbackUrl`."""
 
     task_id: str
@@ -253,7 +268,7 @@ class CallbackBody(_Body):
     created_at: int
 
 
-class Decision(_Body):
+class Decision(Body):
     """The decision after an attempt, and the values on which it is based."""
 
     action: str
@@ -273,7 +288,7 @@ class Decision(_Body):
     """The state of the breaker; null without a breaker."""
 
 
-class AttemptLog(_Body):
+class AttemptLog(Body):
     """One attempt: an entry of a task's attempt log."""
 
     task_id: str
@@ -320,7 +335,7 @@ class ServiceEvent(
     """Number of dropped events."""
 
 
-class ExplainedStep(_Body):
+class ExplainedStep(Body):
     """One attempt, and the decision after it as a sentence."""
 
     attempt_number: int
@@ -328,14 +343,14 @@ class ExplainedStep(_Body):
     attempt: AttemptLog
 
 
-class NextStep(_Body):
+class NextStep(Body):
     """What happens next, as a sentence; `at` is the time of the next step, null if not known."""
 
     text: str
     at: int | None
 
 
-class Explanation(_Body):
+class Explanation(Body):
     """Why a task was retried or not: a text for the task, and one for each attempt."""
 
     task_id: str
@@ -351,7 +366,7 @@ class Explanation(_Body):
     """Whether the body is longer than `request_excerpt`."""
 
 
-class RetryPolicy(_Body, omit_defaults=True):
+class RetryPolicy(Body, omit_defaults=True):
     """A complete policy; `version` is null for a preset of the service."""
 
     policy_id: str
@@ -374,7 +389,7 @@ class RetryPolicy(_Body, omit_defaults=True):
     schedule_ms: list[int | float] | None = None
 
 
-class PlannedRetry(_Body):
+class PlannedRetry(Body):
     """A retry that a policy allows: its ceiling, and the range of its delay after jitter."""
 
     retry_number: int
@@ -383,7 +398,7 @@ class PlannedRetry(_Body):
     longest_delay_ms: float
 
 
-class PolicySchedule(_Body):
+class PolicySchedule(Body):
     """The retries of a task of which every attempt fails.
 
     `retries` has the first 50. `averageRetries` is the number that fits into the total budget if
@@ -396,7 +411,7 @@ class PolicySchedule(_Body):
     longest_wait_ms: float
 
 
-class SimulatedRun(_Body):
+class SimulatedRun(Body):
     """The load that simulated clients put on their server, and the results of their calls.
 
     `peakLoad` is the highest rate of requests after the outage, divided by the capacity of the
@@ -415,7 +430,7 @@ class SimulatedRun(_Body):
     recovered_after_ms: float | None
 
 
-class PolicySimulation(_Body):
+class PolicySimulation(Body):
     """An outage that is simulated twice: with clients that have the policy, and without retries.
 
     `requestsPerSecond` has one value for each interval of `stepMs`. The outage lasts from
@@ -431,14 +446,14 @@ class PolicySimulation(_Body):
     without_retries: SimulatedRun
 
 
-class PolicyAdviceRequest(_RequestBody):
+class PolicyAdviceRequest(RequestBody):
     """A request for advice on a policy, from the recorded attempts of a downstream."""
 
     lane: LaneName
     policy_id: PolicyName = "default"
 
 
-class PolicySuggestion(_Body):
+class PolicySuggestion(Body):
     """The proposed value of one field of a policy, with its reason.
 
     `basis` describes the data that the value is based on. `hasEnoughData` is false if there is too
@@ -453,7 +468,7 @@ class PolicySuggestion(_Body):
     has_enough_data: bool
 
 
-class PolicyAdvice(_Body):
+class PolicyAdvice(Body):
     """A proposal for a policy, from the newest attempts of a downstream.
 
     `spanMs` is the time from the first of these attempts to the last. `simulation` describes how
@@ -471,30 +486,82 @@ class PolicyAdvice(_Body):
     simulation: str
 
 
-class SearchFilter(_RequestBody):
-    """A filter for tasks; an empty filter matches all."""
+class Search(RequestBody):
+    """Which tasks to find; a field that is None matches all tasks.
 
-    lane: LaneName | None = None
+    `SEARCH_FIELDS` has the names of the fields in the client and the command line. The fields of a
+    query or a body are a selection, see `select_fields`.
+    """
+
     policy_id: PolicyName | None = None
-    url_prefix: UrlText | None = None
-    idempotency_key: KeyFilterText | None = None
-    created_after: EpochMs | None = None
-    created_before: EpochMs | None = None
-    last_status: LastStatusText | None = None
-    error: ErrorText | None = None
-
-
-class ReplayFilter(SearchFilter):
-    """A filter for dead letters; an empty filter matches all dead letters."""
-
+    lane: LaneName | None = None
     reason: ReasonName | None = None
-    before: EpochMs | None = None
-    """Matches tasks that became dead letters at this time or earlier, like `finishedBefore`."""
+    url_prefix: UrlText | None = None
+    """The beginning of the target URL, with the whole host."""
+    idempotency_key: KeyFilterText | None = None
+    created_after: EpochMs | None = None  # the limits of both ranges of times are included
+    created_before: EpochMs | None = None
     finished_after: EpochMs | None = None
     finished_before: EpochMs | None = None
+    last_status: LastStatusText | None = None
+    """The status of the last attempt: 503, a class such as 5xx, or the name of a gRPC code."""
+    error: ErrorText | None = None
+    """The error class of the last attempt, or a part of its error message; the case is ignored."""
+    status: StatusName | None = None
 
 
-class BulkCancelRequest(_RequestBody):
+SearchT = TypeVar("SearchT", bound=Search)
+
+
+def select_fields(*names: str) -> Callable[[type[SearchT]], type[SearchT]]:
+    """Return a class decorator that keeps these fields of a subclass of `Search`, in this order.
+
+    The other fields of `Search` are None in all objects of the class. JSON must not have them.
+    """
+
+    def select(cls: type[SearchT]) -> type[SearchT]:
+        types = get_type_hints(Search, include_extras=True)
+        types |= get_type_hints(cls, include_extras=True)
+        defaults = {field.name: field.default for field in msgspec.structs.fields(cls)}
+        other_names = [name for name in Search.__struct_fields__ if name not in names]
+        selected = msgspec.defstruct(
+            cls.__name__,
+            [(name, types[name], defaults.get(name)) for name in names],
+            bases=(RequestBody,),
+            module=cls.__module__,
+            namespace={"__doc__": cls.__doc__, **dict.fromkeys(other_names)},
+            kw_only=True,
+        )
+        return cast("type[SearchT]", selected)
+
+    return select
+
+
+@select_fields(
+    "lane",
+    "policy_id",
+    "url_prefix",
+    "idempotency_key",
+    "created_after",
+    "created_before",
+    "last_status",
+    "error",
+)
+class SearchFilter(Search):
+    """A filter for tasks; an empty filter matches all."""
+
+
+@select_fields(
+    *SearchFilter.__struct_fields__, "reason", "before", "finished_after", "finished_before"
+)
+class ReplayFilter(Search):
+    """A filter for dead letters; an empty filter matches all dead letters."""
+
+    before: EpochMs | None = None
+    """Matches tasks that became dead letters at this time or earlier, like `finishedBefore`."""
+
+
+class BulkCancelRequest(RequestBody):
     """A request to cancel all unfinished tasks that match the filter; a dry run counts them.
 
     Without a filter, `all` must be true, except in a dry run. `cursor` is the `nextCursor` of an
@@ -507,7 +574,7 @@ class BulkCancelRequest(_RequestBody):
     cursor: TaskCursor | None = None
 
 
-class BulkCancelResult(_Body):
+class BulkCancelResult(Body):
     """The number of tasks that a request has cancelled. `nextCursor` is null if it was the last."""
 
     matched: int
@@ -520,7 +587,7 @@ class BulkCancelResult(_Body):
 _RATE_SCHEMA: dict[str, Any] = {"anyOf": [{"const": 0}, {"minimum": MIN_REPLAY_RATE}]}
 
 
-class ReplayRequest(_RequestBody):
+class ReplayRequest(RequestBody):
     """A request to replay dead letters: `rate` per second, by default 50; 0: all at once.
 
     Without a filter, `all` must be true, except in a dry run.
@@ -532,7 +599,7 @@ class ReplayRequest(_RequestBody):
     dry_run: bool = False
 
 
-class ReplayJob(_Body):
+class ReplayJob(Body):
     """The progress of a replay. A `rate` of 0 means no limit. A dry run has no id.
 
     The replay is DONE when all replayed tasks have finished.
@@ -551,7 +618,7 @@ class ReplayJob(_Body):
     or CANCELLED; or DELETED."""
 
 
-class DeadLetterGroup(_Body):
+class DeadLetterGroup(Body):
     """Dead letters of one downstream with the same reason, and the last result of the newest."""
 
     reason: str | None
@@ -563,7 +630,7 @@ class DeadLetterGroup(_Body):
     newest_error: str | None
 
 
-class PurgeResult(_Body):
+class PurgeResult(Body):
     """The number of deleted dead letters; `more` is true if a further request can delete others.
 
     The further request has `nextCursor` as `cursor`, so that it does not search the same tasks.
@@ -634,7 +701,7 @@ class DownstreamLimitsRequest(DownstreamLimits, frozen=True, forbid_unknown_fiel
     budget: BudgetSettingsRequest | None = None
 
 
-class SigningSecretRequest(_RequestBody):
+class SigningSecretRequest(RequestBody):
     """The body that creates a signing secret. Without `secret`, the service generates one."""
 
     lane: LaneName | None = None
@@ -646,7 +713,7 @@ class SigningSecretRequest(_RequestBody):
     """How long the previous secrets of this lane sign, too."""
 
 
-class SigningSecret(_Body, omit_defaults=True):
+class SigningSecret(Body, omit_defaults=True):
     """A signing secret."""
 
     secret_id: str
@@ -661,7 +728,7 @@ class SigningSecret(_Body, omit_defaults=True):
     """Only in the response that creates an HMAC secret, unless the request contained it."""
 
 
-class Caller(_Body):
+class Caller(Body):
     """The tenant and the role of the API key of a request."""
 
     tenant: str
@@ -669,7 +736,7 @@ class Caller(_Body):
     """`read`, `write` or `admin`. Without API keys, all callers are `admin`."""
 
 
-class WorkerInfo(_Body):
+class WorkerInfo(Body):
     """A process of the service that uses the store, as it last reported itself."""
 
     name: str
@@ -686,7 +753,7 @@ class WorkerInfo(_Body):
     leased_tasks: int
 
 
-class LocalStats(_Body):
+class LocalStats(Body):
     """The state of a downstream in this process; `running` is the number of running attempts."""
 
     breaker: str | None = None
@@ -705,7 +772,7 @@ class LocalStats(_Body):
     """The current limit of attempts at a time."""
 
 
-class BreakerChange(_Body):
+class BreakerChange(Body):
     """A change of the state of a breaker that all processes share."""
 
     at: int
@@ -715,7 +782,7 @@ class BreakerChange(_Body):
     reason: str | None = None
 
 
-class LatencyStats(_Body):
+class LatencyStats(Body):
     """Quantiles of the durations of attempts of all processes, with any outcome.
 
     They cover the last 5 to 10 minutes in which there were attempts. They are estimated from a
@@ -730,7 +797,7 @@ class LatencyStats(_Body):
     p99_ms: float
 
 
-class DownstreamInfo(_Body):
+class DownstreamInfo(Body):
     """A downstream: its lane (the queue that all processes share) and its state in this process."""
 
     tenant: str

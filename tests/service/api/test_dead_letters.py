@@ -6,6 +6,7 @@ import pytest
 
 from tarry.service import task_search
 from tarry.service.model import ReplayRecord
+from tarry.wire.tasks import Search
 from tests.service.api.harness import NOW, ApiHarness
 
 
@@ -144,7 +145,8 @@ async def test_an_invalid_search_is_422_with_its_field(
 
 async def test_a_stored_replay_does_not_show_a_secret_of_its_url_prefix(api: ApiHarness) -> None:
     """Earlier versions accepted a prefix with the value of a secret query parameter."""
-    replay = ReplayRecord(id="r", tenant="default", url_prefix="https://a.example/?token=s3cret")
+    search = Search(status="EXHAUSTED", url_prefix="https://a.example/?token=s3cret")
+    replay = ReplayRecord(id="r", tenant="default", search=search)
 
     await api.store.start_replay(replay)
     (item,) = (await api.request("GET", "/dead-letters/replays")).json["items"]

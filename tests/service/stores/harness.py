@@ -16,7 +16,7 @@ from tarry.service.store import (
     StoredTaskFilter,
     TaskResult,
 )
-from tarry.service.task_search import search_of_replay
+from tarry.service.task_search import build_column_filter, search_of_replay
 
 START_MS = 1_800_000_000_000
 """Time at which every test starts; the first millisecond of a minute."""
@@ -214,7 +214,7 @@ async def step_replay(
     for tenant in ("acme", "beta"):
         replay = await store.get_replay(tenant, replay_id)
         if replay is not None:
-            task_filter = search_of_replay(replay).filter
+            task_filter = build_column_filter(tenant, search_of_replay(replay))
             page = await store.list_tasks(
                 tenant, task_filter, cursor=replay.cursor, limit=limit, oldest_first=True
             )

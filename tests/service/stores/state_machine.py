@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from msgspec.structs import replace
 
+from tarry.service.delivery.targets import public_lane_name
 from tarry.service.model import (
     ApiKeyRecord,
     AttemptRecord,
@@ -31,8 +32,8 @@ from tarry.service.store import (
     StoredTaskFilter,
     TaskResult,
 )
-from tarry.service.task_search import search_of_replay
-from tarry.wire.tasks import DownstreamLimits
+from tarry.service.task_search import build_column_filter, search_of_replay
+from tarry.wire.tasks import DownstreamLimits, Search
 from tests.service.stores.comparison import (
     TENANTS,
     StoreComparison,
@@ -404,11 +405,15 @@ class StoreMachine(RuleBasedStateMachine):
         """Start a replay and make its first step."""
         self.last_replay_number += 1
         before = self.now - min_age_ms if min_age_ms else 0
+        if "lane" in filter_fields:
+            filter_fields = {"lane": public_lane_name(filter_fields["lane"])}
+        search = Search(status="EXHAUSTED", **filter_fields)
         record = ReplayRecord(
-            id=self.replay_id(0), tenant=tenant, rate=rate, before=before, **filter_fields
+            id=self.replay_id(0), tenant=tenant, search=search, rate=rate, before=before
         )
+        task_filter = build_column_filter(tenant, search_of_replay(record))
         record.matched = self.comparison.call_and_compare(
-            lambda store: store.count_tasks(tenant, search_of_replay(record).filter)
+            lambda store: store.count_tasks(tenant, task_filter)
         )
         self.comparison.call_and_compare(lambda store: store.start_replay(record))
         self.continue_replay(0, limit, tenant, cancel=False, quota=None)

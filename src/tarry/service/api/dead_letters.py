@@ -11,17 +11,18 @@ from tarry.service.api.messages import NoQuery, decode_json, json_response
 from tarry.service.api.routing import Operation
 from tarry.service.api.task_validation import check_epoch_ms
 from tarry.service.api.tasks import (
+    DEAD_LETTER_FILTERS,
     DeadLetterGroupQuery,
     DeadLetterQuery,
     PurgeQuery,
-    SearchQuery,
-    build_search,
     check_not_empty,
+    check_search,
     query_fields,
 )
 from tarry.service.api.views import dead_letter_group_view, replay_view
-from tarry.service.model import ReplayRecord, Status
+from tarry.service.model import ReplayRecord
 from tarry.service.task_search import search_of_replay
+from tarry.wire.search import SEARCH_FIELDS
 from tarry.wire.tasks import (
     DEFAULT_REPLAY_RATE,
     MIN_REPLAY_RATE,
@@ -32,6 +33,7 @@ from tarry.wire.tasks import (
     ReplayJob,
     ReplayRequest,
     RetryTask,
+    Search,
 )
 
 if TYPE_CHECKING:
@@ -61,7 +63,8 @@ class DeadLetterResource:
     async def list_dead_letters(self, request: ApiRequest) -> ApiResponse:
         """List dead letters, newest first."""
         query = request.parse_query(DeadLetterQuery)
-        page = await self._tasks.read_page(request.tenant, query, Status.EXHAUSTED)
+        search = _check_dead_letter_search(query)
+        page = await self._tasks.read_page(request.tenant, search, query.cursor, query.limit)
         return json_response(200, page)
 
     @Operation(
@@ -77,7 +80,7 @@ class DeadLetterResource:
         With the `nextCursor`, the next request counts older ones, also in groups of this response.
         """
         query = request.parse_query(DeadLetterGroupQuery)
-        search = build_search(request.tenant, query, Status.EXHAUSTED)
+        search = _check_dead_letter_search(query)
         with problems.convert_errors("cursor"):
             page = await self._tasks.finder.group(
                 request.tenant,
@@ -94,8 +97,9 @@ class DeadLetterResource:
         """Delete dead letters permanently."""
         query = request.parse_query(PurgeQuery)
         tenant, store = request.tenant, self._context.store
-        search = build_search(tenant, query, Status.EXHAUSTED)
-        check_not_empty(search, SearchQuery, is_all=query.all)
+        search = _check_dead_letter_search(query)
+        filters = [SEARCH_FIELDS[name].api_name for name in DEAD_LETTER_FILTERS]
+        check_not_empty(search, filters, is_all=query.all)
         purged_count, cursor = 0, query.cursor
         try:
             for _ in range(_MAX_PURGE_CHUNKS):
@@ -132,29 +136,20 @@ class DeadLetterResource:
             rule = f"must be at least {MIN_REPLAY_RATE}, or 0 to replay all at once"
             raise problems.invalid("rate", rule, rate)
         check_epoch_ms("filter.before", replay_filter.before)
-        search = build_search(request.tenant, replay_filter, Status.EXHAUSTED, "filter.")
-        task_filter = search.filter
-        limits = filter(None, (replay_filter.before, replay_filter.finished_before))
+        search = _check_dead_letter_search(replay_filter, "filter.")
+        limits = filter(None, (replay_filter.before, search.finished_before))
         replay = ReplayRecord(
             id=self._context.new_id(),
             tenant=request.tenant,
-            lane=task_filter.lane,
-            lane_prefix=task_filter.lane_prefix,
-            policy_id=task_filter.policy_id,
-            reason=task_filter.reason,
-            key=task_filter.key,
-            created_from=task_filter.created_from,
-            created_until=task_filter.created_until,
-            finished_from=task_filter.finished_from,
+            search=msgspec.structs.replace(search, finished_before=None),
             before=min(limits, default=0),  # 0: the store sets it to its time
-            url_prefix=search.url_prefix,
-            last_status=search.last_status,
-            error=search.error,
             rate=rate,
         )
         search = search_of_replay(replay)
         if not replay_request.dry_run:
-            check_not_empty(search, ReplayFilter, is_all=replay_request.all)
+            check_not_empty(
+                search, ReplayFilter.__struct_encode_fields__, is_all=replay_request.all
+            )
         replay.matched = await self._tasks.finder.count(request.tenant, search)
         if replay_request.dry_run:
             return json_response(200, replay_view(replay, dry_run=True))
@@ -205,3 +200,7 @@ class DeadLetterResource:
         after = {"status": view.status, "replayed": view.replayed}
         request.report_change(replay_id, status_before, after)
         return json_response(200, view)
+
+
+def _check_dead_letter_search(query: Search, parent_field: str = "") -> Search:
+    return msgspec.structs.replace(check_search(query, parent_field), status="EXHAUSTED")

@@ -11,8 +11,8 @@ from tarry.service.api import problems
 from tarry.service.api.messages import NoQuery, PageQuery, decode_json, json_response
 from tarry.service.api.quotas import too_many_lanes
 from tarry.service.api.routing import Operation
-from tarry.service.api.views import downstream_view, stored_lane_name
-from tarry.service.delivery.targets import parse_lane_name
+from tarry.service.api.views import downstream_view
+from tarry.service.delivery.targets import parse_lane_name, stored_lane_name
 from tarry.service.engine.limits import MAX_CONFIGURED_LANES
 from tarry.service.model import LaneActivity, LaneRecord
 from tarry.service.store import LaneWriteStatus

@@ -20,7 +20,8 @@ from tarry.service.api.messages import NoQuery
 from tarry.service.api.problems import ApiError
 from tarry.service.api.roles import Role
 from tarry.service.api.routing import Operation
-from tarry.service.api.views import attempt_view, public_lane_name
+from tarry.service.api.views import attempt_view
+from tarry.service.delivery.targets import public_lane_name
 from tarry.service.tenant_shares import TenantShares
 from tarry.wire.tasks import ServiceEvent
 

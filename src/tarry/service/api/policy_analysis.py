@@ -20,7 +20,7 @@ from tarry.service.api import problems
 from tarry.service.api.messages import Disconnected, decode_json, json_response
 from tarry.service.api.policies import PolicyFields, read_policy
 from tarry.service.api.routing import Operation
-from tarry.service.api.views import stored_lane_name
+from tarry.service.delivery.targets import stored_lane_name
 from tarry.service.model import LOST
 from tarry.service.shutdown import cancel_and_wait
 from tarry.service.store import StoredTaskFilter

@@ -9,9 +9,8 @@ import msgspec
 from tarry.service.api import problems
 from tarry.service.api.messages import ApiResponse, NoQuery, decode_json, json_response
 from tarry.service.api.routing import Operation
-from tarry.service.api.views import public_lane_name, stored_lane_name
 from tarry.service.delivery.signing import Signer, derive_public_key, generate_secret
-from tarry.service.delivery.targets import parse_lane_name
+from tarry.service.delivery.targets import parse_lane_name, public_lane_name, stored_lane_name
 from tarry.service.model import SigningSecretRecord
 from tarry.service.store import MAX_LANE_SIGNING_SECRETS, MAX_SIGNING_SECRETS
 from tarry.wire.tasks import Page, SigningSecret, SigningSecretRequest

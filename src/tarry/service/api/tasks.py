@@ -25,15 +25,26 @@ from tarry.service.api.routing import Operation
 from tarry.service.api.task_validation import check_epoch_ms
 from tarry.service.api.views import stored_task_view
 from tarry.service.delivery.targets import parse_target_prefix
-from tarry.service.model import MAX_ATTEMPT_NUMBER, Status
+from tarry.service.model import MAX_ATTEMPT_NUMBER
 from tarry.service.redaction import find_secrets, redact_url
-from tarry.service.store import CancelStatus, RetryNowStatus, StoredTaskFilter
-from tarry.service.task_search import TaskFinder, TaskSearch
+from tarry.service.store import CancelStatus, RetryNowStatus
+from tarry.service.task_search import TaskFinder, build_column_filter
 from tarry.service.tenant_shares import TenantShares
 from tarry.wire import tasks as wire
-from tarry.wire.tasks import AttemptLog, BulkCancelRequest, BulkCancelResult, Page, RetryTask
+from tarry.wire.search import SEARCH_FIELDS, TIME_FIELDS
+from tarry.wire.tasks import (
+    AttemptLog,
+    BulkCancelRequest,
+    BulkCancelResult,
+    Page,
+    RetryTask,
+    Search,
+    select_fields,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tarry.service.api.context import ApiContext
     from tarry.service.api.messages import ApiRequest, ApiResponse
     from tarry.service.model import Task
@@ -64,25 +75,11 @@ AttemptCursor: TypeAlias = Annotated[
 ]
 
 
-class SearchQuery(
-    msgspec.Struct, rename="camel", kw_only=True, frozen=True, forbid_unknown_fields=True
-):
-    """Filter for tasks; an empty filter matches all."""
-
-    policy_id: wire.PolicyName | None = None
-    lane: wire.LaneName | None = None
-    reason: wire.ReasonName | None = None
-    url_prefix: wire.UrlText | None = None
-    idempotency_key: wire.KeyFilterText | None = None
-    created_after: wire.EpochMs | None = None
-    created_before: wire.EpochMs | None = None
-    finished_after: wire.EpochMs | None = None
-    finished_before: wire.EpochMs | None = None
-    last_status: wire.LastStatusText | None = None
-    error: wire.ErrorText | None = None
+DEAD_LETTER_FILTERS = tuple(name for name in Search.__struct_fields__ if name != "status")
 
 
-class PurgeQuery(SearchQuery, frozen=True):
+@select_fields("all", "cursor", *DEAD_LETTER_FILTERS)
+class PurgeQuery(Search):
     """Filter for the dead letters to purge, and the `nextCursor` of an earlier response.
 
     Without a filter, `all` must be true.
@@ -92,14 +89,44 @@ class PurgeQuery(SearchQuery, frozen=True):
     cursor: wire.TaskCursor | None = None
 
 
-class DeadLetterGroupQuery(SearchQuery, frozen=True):
+@select_fields("cursor", *DEAD_LETTER_FILTERS)
+class DeadLetterGroupQuery(Search):
     """Filter for the dead letters to count, and the `nextCursor` of an earlier response."""
 
     cursor: wire.TaskCursor | None = None
 
 
-class DeadLetterQuery(SearchQuery, frozen=True):
+@select_fields("cursor", "limit", *DEAD_LETTER_FILTERS)
+class DeadLetterQuery(Search):
     """Query parameters of a list of dead letters: filter and page."""
+
+    cursor: wire.TaskCursor | None = None
+    limit: PageLimit = 100
+
+
+@select_fields("cursor", "limit", "status", *DEAD_LETTER_FILTERS)
+class TaskQuery(Search):
+    """Query parameters of a list of tasks.
+
+    `status=IN_FLIGHT` also matches leased tasks that are not due yet and are shown as PENDING.
+    """
+
+    cursor: wire.TaskCursor | None = None
+    limit: PageLimit = 100
+
+
+@select_fields(
+    "cursor",
+    "status",
+    "policy_id",
+    "lane",
+    "idempotency_key",
+    "created_after",
+    "created_before",
+    "limit",
+)
+class AttemptQuery(Search):
+    """Query parameters of the attempts of many tasks: filter for the tasks, and page."""
 
     cursor: wire.TaskCursor | None = None
     limit: PageLimit = 100
@@ -109,27 +136,6 @@ class TaskAttemptQuery(PageQuery, frozen=True):
     """Query parameters of the attempts of one task."""
 
     cursor: AttemptCursor | None = None
-
-
-class TaskQuery(DeadLetterQuery, frozen=True):
-    """Query parameters of a list of tasks.
-
-    `status=IN_FLIGHT` also matches leased tasks that are not due yet and are shown as PENDING.
-    """
-
-    status: wire.StatusName | None = None
-
-
-class AttemptQuery(PageQuery, frozen=True):
-    """Query parameters of the attempts of many tasks: filter for the tasks, and page."""
-
-    cursor: wire.TaskCursor | None = None
-    status: wire.StatusName | None = None
-    policy_id: wire.PolicyName | None = None
-    lane: wire.LaneName | None = None
-    idempotency_key: wire.KeyFilterText | None = None
-    created_after: wire.EpochMs | None = None
-    created_before: wire.EpochMs | None = None
 
 
 class ResultWaiter:
@@ -215,18 +221,16 @@ class TaskResource:
     async def list_tasks(self, request: ApiRequest) -> ApiResponse:
         """List tasks, newest first."""
         query = request.parse_query(TaskQuery)
-        status = None if query.status is None else Status[query.status]
-        return json_response(200, await self.read_page(request.tenant, query, status))
+        search = check_search(query)
+        page = await self.read_page(request.tenant, search, query.cursor, query.limit)
+        return json_response(200, page)
 
     async def read_page(
-        self, tenant: str, query: DeadLetterQuery, status: Status | None
+        self, tenant: str, search: Search, cursor: str | None, limit: int
     ) -> Page[RetryTask]:
-        """Return a page of the tasks that match `query` and `status`; None matches any status."""
-        search = build_search(tenant, query, status)
+        """Return a page of the tasks that match a search."""
         with problems.convert_errors("cursor"):
-            page = await self.finder.find_page(
-                tenant, search, cursor=query.cursor, limit=query.limit
-            )
+            page = await self.finder.find_page(tenant, search, cursor=cursor, limit=limit)
         now = self._context.engine.clock.now_ms()
         items: list[RetryTask] = []
         for number, found in enumerate(page.items):
@@ -267,22 +271,27 @@ class TaskResource:
         body = await request.read_body(self._context.limits.max_request_bytes)
         cancel_request = decode_json(_bulk_cancel_decoder, body)
         tenant, engine = request.tenant, self._context.engine
-        fields = msgspec.convert(
-            cancel_request.filter or wire.SearchFilter(), wire.ReplayFilter, from_attributes=True
-        )
-        search = build_search(tenant, fields, None, "filter.", is_live=True)
+        search_filter = cancel_request.filter or wire.SearchFilter()
+        search = check_search(search_filter, "filter.")
         result = BulkCancelResult(
             matched=0, cancelled=0, running=0, next_cursor=cancel_request.cursor
         )
         if cancel_request.dry_run:
-            result.matched, result.next_cursor = await self.finder.count(tenant, search), None
+            result.matched = await self.finder.count(tenant, search, is_live=True)
+            result.next_cursor = None
             return json_response(200, result)
-        check_not_empty(search, wire.SearchFilter, is_all=cancel_request.all)
+        check_not_empty(
+            search, wire.SearchFilter.__struct_encode_fields__, is_all=cancel_request.all
+        )
         try:
             for _ in range(_MAX_CANCEL_CHUNKS):
                 with problems.convert_errors("cursor"):
                     page = await self.finder.find_ids(
-                        tenant, search, cursor=result.next_cursor, limit=_CANCEL_CHUNK_TASKS
+                        tenant,
+                        search,
+                        is_live=True,
+                        cursor=result.next_cursor,
+                        limit=_CANCEL_CHUNK_TASKS,
                     )
                 # The store applies concurrent calls in one transaction.
                 statuses = await asyncio.gather(
@@ -301,7 +310,9 @@ class TaskResource:
         finally:  # the store may fail after some tasks
             if result.cancelled or result.running:
                 after = {"cancelled": result.cancelled, "running": result.running}
-                request.report_change(query_fields(fields), {"matched": result.matched}, after)
+                request.report_change(
+                    query_fields(search_filter), {"matched": result.matched}, after
+                )
         return json_response(200, result)
 
     @Operation(
@@ -333,17 +344,8 @@ class TaskResource:
     async def export_attempts(self, request: ApiRequest) -> ApiResponse:
         """List the attempts of many tasks, without messages and excerpts; newest task first."""
         query = request.parse_query(AttemptQuery)
-        check_epoch_ms("createdAfter", query.created_after)
-        check_epoch_ms("createdBefore", query.created_before)
         tenant = request.tenant
-        task_filter = StoredTaskFilter(
-            status=None if query.status is None else Status[query.status],
-            policy_id=query.policy_id,
-            lane=None if query.lane is None else views.stored_lane_name(tenant, query.lane),
-            key=query.idempotency_key,
-            created_from=query.created_after,
-            created_until=query.created_before,
-        )
+        task_filter = build_column_filter(tenant, check_search(query))
         with problems.convert_errors("cursor"):
             page = await self._context.store.list_attempts_of_tasks(
                 tenant, task_filter, cursor=query.cursor, limit=query.limit
@@ -433,15 +435,8 @@ def query_fields(query: msgspec.Struct) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value and name not in names}
 
 
-def build_search(
-    tenant: str,
-    query: SearchQuery | wire.ReplayFilter,
-    status: Status | None,
-    parent_field: str = "",
-    *,
-    is_live: bool = False,
-) -> TaskSearch:
-    """Return the search for a query and a status; None matches any status.
+def check_search(query: Search, parent_field: str = "") -> Search:
+    """Return the search for a query or a filter, with the canonical URL prefix.
 
     Raises ApiError for an invalid field; its name in the error starts with `parent_field`.
     """
@@ -449,49 +444,27 @@ def build_search(
         # An empty list would look as if no task had failed.
         rule = f"must be {' or '.join(_REASONS)}"
         raise problems.invalid(f"{parent_field}reason", rule, query.reason)
-    check_epoch_ms(f"{parent_field}createdAfter", query.created_after)
-    check_epoch_ms(f"{parent_field}createdBefore", query.created_before)
-    check_epoch_ms(f"{parent_field}finishedAfter", query.finished_after)
-    check_epoch_ms(f"{parent_field}finishedBefore", query.finished_before)
-    url_prefix = lane_prefix = None
+    values = {name: getattr(query, name) for name in Search.__struct_fields__}
+    for name in TIME_FIELDS:
+        check_epoch_ms(parent_field + SEARCH_FIELDS[name].api_name, values[name])
     if query.url_prefix is not None:
-        # The store selects the lanes of the host, so that fewer tasks have to be decoded.
         with problems.convert_errors(f"{parent_field}urlPrefix"):
-            target = parse_target_prefix(query.url_prefix)
-        if redact_url(target.url) != target.url:
+            values["url_prefix"] = url = parse_target_prefix(query.url_prefix).url
+        if redact_url(url) != url:
             # Any key could otherwise find out a redacted value, one character after the other.
             rule = "must end before the value of a secret query parameter, which is not searched"
             raise problems.invalid(f"{parent_field}urlPrefix", rule)
-        url_prefix, lane_prefix = target.url, views.stored_lane_name(tenant, target.endpoint)
-    return TaskSearch(
-        filter=StoredTaskFilter(
-            status=status,
-            is_live=is_live,
-            policy_id=query.policy_id,
-            lane=None if query.lane is None else views.stored_lane_name(tenant, query.lane),
-            lane_prefix=lane_prefix,
-            reason=query.reason,
-            key=query.idempotency_key,
-            created_from=query.created_after,
-            created_until=query.created_before,
-            finished_from=query.finished_after,
-            finished_until=query.finished_before,
-        ),
-        url_prefix=url_prefix,
-        last_status=query.last_status,
-        error=query.error,
-    )
+    return Search(**values)
 
 
-def check_not_empty(search: TaskSearch, filter_type: type[msgspec.Struct], *, is_all: bool) -> None:
+def check_not_empty(search: Search, filters: Iterable[str], *, is_all: bool) -> None:
     """Raise ApiError if a search without filters is not marked as a search for all tasks.
 
-    The error lists the fields of `filter_type`.
+    The error lists the `filters`, with their names in the API.
     """
-    task_filter = StoredTaskFilter(status=search.filter.status, is_live=search.filter.is_live)
-    if search == TaskSearch(filter=task_filter) and not is_all:
-        names = ", ".join(filter_type.__struct_encode_fields__)
-        raise problems.invalid("all", f"must be true if no filter is given; filters are {names}")
+    if search == Search(status=search.status) and not is_all:
+        rule = f"must be true if no filter is given; filters are {', '.join(filters)}"
+        raise problems.invalid("all", rule)
 
 
 def prefers_minimal(request: ApiRequest) -> bool:

@@ -14,6 +14,7 @@ from tarry.core.text import format_duration
 from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationError
 from tarry.service.delivery import Fault
+from tarry.service.delivery.targets import public_lane_name
 from tarry.service.encryption import DecryptionFailed
 from tarry.service.lane_activity import estimate_quantiles
 from tarry.service.model import LOST, Status, TaskContent
@@ -233,23 +234,17 @@ def replay_view(replay: ReplayRecord, *, dry_run: bool = False) -> wire.ReplayJo
         "done": "DONE",
         "cancelled": "CANCELLED",
     }
+    url_prefix = replay.search.url_prefix
+    search_filter = msgspec.structs.replace(
+        msgspec.convert(replay.search, wire.ReplayFilter, from_attributes=True),
+        before=replay.before or None,
+        # An earlier version of tarry may have accepted a prefix with a secret.
+        url_prefix=None if url_prefix is None else redact_url(url_prefix),
+    )
     return wire.ReplayJob(
         replay_id=None if dry_run else replay.id,
         status="DRY_RUN" if dry_run else status_names[replay.status],
-        filter=wire.ReplayFilter(
-            lane=None if replay.lane is None else public_lane_name(replay.lane),
-            policy_id=replay.policy_id,
-            reason=replay.reason,
-            before=replay.before or None,
-            # Replays of earlier versions may have a secret in their prefix.
-            url_prefix=None if replay.url_prefix is None else redact_url(replay.url_prefix),
-            idempotency_key=replay.key,
-            created_after=replay.created_from,
-            created_before=replay.created_until,
-            finished_after=replay.finished_from,
-            last_status=replay.last_status,
-            error=replay.error,
-        ),
+        filter=search_filter,
         rate=replay.rate,
         matched=replay.matched,
         replayed=replay.replayed,
@@ -321,16 +316,6 @@ def _latency_stats(activity: LaneActivity) -> wire.LatencyStats | None:
         p90_ms=p90_ms,
         p99_ms=p99_ms,
     )
-
-
-def public_lane_name(lane: str) -> str:
-    """Return the name of a lane in the API, from its name in the store."""
-    return lane.partition("/")[2]
-
-
-def stored_lane_name(tenant: str, public_name: str) -> str:
-    """Return the name of a lane in the store: tenant, slash, name in the API."""
-    return f"{tenant}/{public_name}"
 
 
 def explain_task(

@@ -103,6 +103,16 @@ def lane_name(tenant: str, target: Target, lane_key: str | None = None) -> str:
     return name if lane_key is None else f"{name}@{lane_key}"
 
 
+def public_lane_name(lane: str) -> str:
+    """Return the name of a lane in the API, from its name in the store."""
+    return lane.partition("/")[2]
+
+
+def stored_lane_name(tenant: str, public_name: str) -> str:
+    """Return the name of a lane in the store: tenant, slash, name in the API."""
+    return f"{tenant}/{public_name}"
+
+
 def compile_lane_patterns(
     tenant: str, patterns: Sequence[str]
 ) -> Callable[[str], re.Match[str] | None]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from tarry.service.model import ReplayRecord, Status
 from tarry.service.store import AddStatus, RetryNowStatus, StoredTaskFilter
+from tarry.wire.tasks import Search
 from tests.service.stores.harness import (
     HOUR_MS,
     LANE,
@@ -29,6 +30,11 @@ REPLAY_ID = "0195d000-0000-7000-9000-000000000001"
 def replay_of_all(replay_id: str = REPLAY_ID, **fields: Any) -> ReplayRecord:
     """Return a replay of all dead letters of acme."""
     return ReplayRecord(**{"id": replay_id, "tenant": "acme", **fields})
+
+
+def replay_of(reason: str, **fields: Any) -> ReplayRecord:
+    """Return a replay of the dead letters of acme with this reason."""
+    return replay_of_all(search=Search(status="EXHAUSTED", reason=reason), **fields)
 
 
 async def replay_step(
@@ -98,9 +104,7 @@ async def a_replay_is_stored(harness: StoreHarness) -> None:
     await add_dead_letters(harness, 3)
     harness.clock.advance(5)
 
-    created = await harness.store.start_replay(
-        replay_of_all(reason="attempts", rate=2.0, matched=3)
-    )
+    created = await harness.store.start_replay(replay_of("attempts", rate=2.0, matched=3))
 
     assert (START_MS + 5, START_MS + 5, START_MS + 5) == (
         created.created_at,
@@ -113,7 +117,7 @@ async def a_replay_is_stored(harness: StoreHarness) -> None:
         created.status,
         created.finished_at,
     )
-    assert ("attempts", 2.0) == (created.reason, created.rate)
+    assert ("attempts", 2.0) == (created.search.reason, created.rate)
     await harness.reopen()
     assert created == await harness.store.get_replay("acme", REPLAY_ID)
     assert {Status.EXHAUSTED: 3} == await harness.counts()
@@ -127,7 +131,7 @@ async def starting_a_replay_is_idempotent(harness: StoreHarness) -> None:
     current = await replay_step(harness, 2)
     harness.clock.advance(5)
 
-    assert current == await harness.store.start_replay(replay_of_all(reason="other"))
+    assert current == await harness.store.start_replay(replay_of("other"))
     assert [current] == await harness.store.list_replays(running=True)
 
 
@@ -140,7 +144,7 @@ async def a_replay_makes_its_dead_letters_pending(harness: StoreHarness) -> None
         )
     before = [await harness.get_task(number) for number in range(5)]
     harness.clock.advance(HOUR_MS)
-    await harness.store.start_replay(replay_of_all(reason="attempts"))
+    await harness.store.start_replay(replay_of("attempts"))
 
     assert ("running", 2) == _status_and_count(await replay_step(harness, 2))
     assert [0, 1] == await pending_numbers(harness)

@@ -15,6 +15,7 @@ from tarry.service.store import NewTask, Retention, StoredTaskFilter, SweepResul
 from tarry.service.stores.sqlite import SqliteTaskStore, add, finished_tasks, transitions
 from tarry.service.stores.sqlite.queries import SELECT_TASK, decode_task
 from tarry.service.stores.sqlite.transaction import WriteTransaction
+from tarry.wire.tasks import Search
 from tests.service.stores.conformance import dead_letters, retention
 from tests.service.stores.conformance.suite import Case, case_name
 from tests.service.stores.harness import (
@@ -51,7 +52,8 @@ def test_many_dead_letters_are_read_in_steps(tmp_path: Path) -> None:
 
         assert 4100 == await store.count_tasks("acme", StoredTaskFilter(status=Status.EXHAUSTED))
         assert 1 == await store.count_tasks("acme", StoredTaskFilter(reason="rare"))
-        await store.start_replay(ReplayRecord(id="replay", tenant="acme", reason="rare"))
+        search = Search(status="EXHAUSTED", reason="rare")
+        await store.start_replay(ReplayRecord(id="replay", tenant="acme", search=search))
         step_count = 1
         while (current := await step_replay(store, "replay", 10)) and current.status == "running":
             step_count += 1

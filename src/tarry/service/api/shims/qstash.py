@@ -32,7 +32,8 @@ from tarry.service.api.shims.vendor_requests import (
 )
 from tarry.service.api.tasks import report_cancellation
 from tarry.service.api.trace_context import trace_context_of
-from tarry.service.api.views import public_lane_name, stored_task_view
+from tarry.service.api.views import stored_task_view
+from tarry.service.delivery.targets import public_lane_name
 from tarry.service.delivery.vendor_headers import QSTASH
 from tarry.service.store import AddStatus, CancelStatus
 from tarry.wire.policies import (

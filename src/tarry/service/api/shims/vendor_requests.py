@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from tarry.service.api.problems import ApiError, from_decode_error, invalid
-from tarry.service.store import StoredTaskFilter
-from tarry.service.task_search import TaskFinder, TaskSearch
+from tarry.service.task_search import TaskFinder
 from tarry.wire.http import Problem
-from tarry.wire.tasks import RetryTaskRequest
+from tarry.wire.tasks import RetryTaskRequest, Search
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -100,6 +99,6 @@ class TaskLookup:
 
     async def find_by_key(self, tenant: str, key: str) -> Task | None:
         """Return the newest task with an idempotency key."""
-        search = TaskSearch(filter=StoredTaskFilter(key=key))
+        search = Search(idempotency_key=key)
         page = await self._finder.find_page(tenant, search, cursor=None, limit=1)
         return page.items[0].task if page.items else None
