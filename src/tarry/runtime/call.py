@@ -17,7 +17,15 @@ from tarry.core.decide import decide
 from tarry.core.outcome import Kind
 from tarry.core.policy import UNLIMITED_ATTEMPTS
 from tarry.core.text import format_duration
-from tarry.core.verdict import CallRecord, CallState, Reason, Stop, Wait, forbids_outer_retry
+from tarry.core.verdict import (
+    CallRecord,
+    CallState,
+    Progress,
+    Reason,
+    Stop,
+    Wait,
+    forbids_outer_retry,
+)
 from tarry.runtime import deadlines, event_loops
 from tarry.runtime.config import TIMEOUT, reject_awaitable
 from tarry.runtime.effects import effects
@@ -49,6 +57,9 @@ if TYPE_CHECKING:
 
 FirstFailure: TypeAlias = "tuple[Outcome, str, Wait]"
 """The outcome of a failed first attempt, the name of its error's type, and the wait after it."""
+
+_AFTER_ONE_ATTEMPT = Progress(attempts=1)
+"""The state of any call without a downstream after its first attempt."""
 
 _REJECTION_CLASSES: dict[Reason, type[errors.Rejected]] = {
     Reason.BREAKER_OPEN: errors.BreakerOpen,
@@ -112,6 +123,18 @@ class RunningCall(Call):
         """Return a call whose first attempt, with this permit, was made without a `RunningCall`."""
         running = cls(config, started, None, last_record_number)
         running.adopt_first_attempt(permit)
+        return running
+
+    @classmethod
+    def after_first_failure(
+        cls, config: RetryConfig, first_failure: FirstFailure, last_record_number: int
+    ) -> Self:
+        """Return a call whose first two attempts were made without a `RunningCall`.
+
+        `last_record_number` is that of the second attempt.
+        """
+        running = cls(config, None, None, last_record_number)
+        running.adopt_first_failure(*first_failure)
         return running
 
     def begin_attempt(self) -> Attempt:
@@ -477,7 +500,8 @@ def decide_after_first_failure(
 
     Returns None if the driver must raise the error, else a `RunningCall` or a `FirstFailure`. Most
     calls succeed at the second attempt. If no listener, log or `on_retry` needs events, a
-    `RunningCall` is therefore created only after two failed attempts.
+    `RunningCall` is therefore created only after two failed attempts: a call with one failure takes
+    1.7 us, with a `RunningCall` it would take 2.9 us (a hand-written loop: 0.6 us).
     """
     is_log_enabled = bus.is_log_enabled
     outcome = None
@@ -489,13 +513,8 @@ def decide_after_first_failure(
     ):
         classify = config.classify_error
         outcome = classify(error, last_record_number)
-        # All calls share one state: they are equal after one attempt, and `decide` only reads it.
-        state = config.state_after_one_attempt
-        if state is None:
-            config.state_after_one_attempt = state = RunningCall(config, None, None, 0)
-            state.attempts = 1
         random_number = (config.draw_random or effects.draw_random)()
-        verdict = decide(config.policy, state, outcome, 0.0, random_number)
+        verdict = decide(config.policy, _AFTER_ONE_ATTEMPT, outcome, 0.0, random_number)
         if isinstance(verdict, Wait):
             return outcome, type(error).__name__, verdict
     running = RunningCall(config, None, None, last_record_number)

@@ -26,7 +26,6 @@ from tarry.runtime.process_settings import check_blocking
 if TYPE_CHECKING:
     import logging
 
-    from tarry.core.call import Call
     from tarry.core.checks import Seconds
     from tarry.core.events import WillWait
     from tarry.core.policy import Random
@@ -90,7 +89,6 @@ class RetryConfig:
         "__dict__",  # for the attributes with a default, which few configurations set
         "cancel", "classify_error", "classify_result", "deadline", "downstream", "draw_random",
         "has_until", "operation", "passes_attempt_number", "policy", "release_connection",
-        "state_after_one_attempt",
     )  # fmt: skip
 
     classify_error_async: Callable[[Exception, int], Awaitable[Outcome]] | None = None
@@ -198,8 +196,6 @@ class RetryConfig:
         self.operation: str = name or ""
         """The name of the calls in errors, logs and metrics; "" if the user has given none."""
         self.cancel: CancelToken | None = cancel
-        self.state_after_one_attempt: Call | None = None
-        """The state of any call after one attempt, cached by `decide_after_first_failure`."""
         self.draw_random: Callable[[], float] | None = None if random is None else random.random
         """Returns a random number for jitter; None if the user passed no `random`."""
 

@@ -112,8 +112,7 @@ def _wrap_without_downstream(fn: Callable[..., T], config: RetryConfig) -> Calla
             try:
                 return fn(*args, **kwargs)
             except Exception as error:
-                running = RunningCall(config, None, None, last_record_number)
-                running.adopt_first_failure(*decision)
+                running = RunningCall.after_first_failure(config, decision, last_record_number)
                 if not running.try_continue(error):
                     raise
         else:
@@ -153,8 +152,7 @@ def _wrap_without_downstream_async(
                 finally:
                     deadlines.leave(SECOND_ATTEMPT.handle)
             except Exception as error:
-                running = RunningCall(config, None, None, last_record_number)
-                running.adopt_first_failure(*decision)
+                running = RunningCall.after_first_failure(config, decision, last_record_number)
                 if not running.try_continue(error):
                     raise
         else:
