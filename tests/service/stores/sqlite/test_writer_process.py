@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from inspect import Parameter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,11 +17,11 @@ import pytest
 from tarry.errors import StoreUnavailable
 from tarry.service.model import Status
 from tarry.service.store import FinishStatus, NewTask
-from tarry.service.stores.sqlite import SqliteTaskStore
+from tarry.service.stores.sqlite import SqliteTaskStore, add
+from tarry.service.stores.sqlite.operations import OPERATIONS, OperationCall, write_operation
 from tarry.service.stores.sqlite.transaction import WriteTransaction
 from tarry.service.stores.sqlite.writer_process import (
     LogCollector,
-    OperationCall,
     WriterProcess,
     WriterProcessExecutor,
     decode_answers,
@@ -322,7 +323,7 @@ def test_signals_for_the_service_do_not_end_the_writer(tmp_path: Path) -> None:
 
 KILLED_SERVICE_SCRIPT = """
 import asyncio, os, sys
-from tarry.service.stores.sqlite import SqliteTaskStore
+from tarry.service.stores.sqlite import SqliteTaskStore, add
 
 async def main():
     store = SqliteTaskStore(sys.argv[1], writer_process=True)
@@ -365,18 +366,43 @@ def test_opening_fails_if_the_file_cannot_be_created(tmp_path: Path) -> None:
 def test_other_errors_become_runtime_errors(tmp_path: Path) -> None:
     """An error that is not of tarry becomes a `RuntimeError` with class name and message."""
 
-    def raise_key_error(tx: WriteTransaction, key: Any) -> None:
+    @write_operation
+    def raise_key_error(tx: WriteTransaction, key: str) -> None:
         raise KeyError(key)
 
-    from tarry.service.stores.sqlite import writer_process
-
-    writer_process.OPERATIONS["raise_key_error"] = writer_process.RemoteOperation(
-        raise_key_error, tuple[str], None
-    )
     try:
         store = SerializedStore(tmp_path / "tasks.db", lambda: 1)
         with pytest.raises(RuntimeError, match="KeyError: 'x'"):
             asyncio.run(store.write(OperationCall(raise_key_error, "x")))
         asyncio.run(store.close())
     finally:
-        del writer_process.OPERATIONS["raise_key_error"]
+        del OPERATIONS["raise_key_error"]
+
+
+@pytest.mark.parametrize("name", sorted(OPERATIONS))
+def test_operations_can_be_sent(name: str) -> None:
+    """All arguments are sent by position, and the types of arguments and result are known."""
+    run = OPERATIONS[name]
+
+    kinds = {parameter.kind for parameter in run.signature.parameters.values()}
+
+    assert {Parameter.POSITIONAL_OR_KEYWORD} == kinds
+    assert callable(run.decode_arguments)
+    assert callable(run.decode_result)
+
+
+def test_arguments_are_sent_by_position() -> None:
+    """Arguments that are passed by name, and default values, are sent too."""
+    new = NewTask(task(1))
+
+    call = OperationCall(add.add, [new], None, quota=7)
+
+    assert ([new], None, 7, None) == call.arguments
+
+
+def test_two_operations_with_one_name_are_rejected() -> None:
+    """The name says which operation runs, so it must be unique."""
+    with pytest.raises(ValueError, match="two operations have the name cancel"):
+
+        @write_operation
+        def cancel(tx: WriteTransaction) -> None: ...

@@ -8,6 +8,7 @@ arrive while a transaction is committed share the next transaction.
     add, claim, finish, transitions, policies, queries
                                 the operations and queries themselves
     finished_tasks              operations on finished tasks: replay, purge, retention
+    operations                  what the writer process can run
     statements                  statements for many rows
     transaction                 the time, lanes, counters and names that one transaction uses
     database, schema            connection, errors, write-ahead log, tables

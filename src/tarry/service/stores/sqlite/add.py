@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -10,8 +11,9 @@ from msgspec import Struct
 
 from tarry.errors import ConfigurationError
 from tarry.service.model import Status
-from tarry.service.store import AddResult, AddStatus
+from tarry.service.store import AddResult, AddStatus, LeaseTerms, NewTask
 from tarry.service.stores.sqlite.finished_tasks import delete_task
+from tarry.service.stores.sqlite.operations import write_operation
 from tarry.service.stores.sqlite.queries import (
     SELECT_TASK,
     decode_task,
@@ -26,15 +28,13 @@ from tarry.service.stores.sqlite.statements import (
     NULLABLE_TEXT_SQL,
     MultiRowStatement,
 )
-from tarry.service.stores.sqlite.transaction import CANCELLED, IN_FLIGHT, PENDING
+from tarry.service.stores.sqlite.transaction import CANCELLED, IN_FLIGHT, PENDING, WriteTransaction
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Sequence
 
     from tarry.service.model import Task
-    from tarry.service.store import LeaseTerms, NewTask
-    from tarry.service.stores.sqlite.transaction import LaneRow, WriteTransaction
+    from tarry.service.stores.sqlite.transaction import LaneRow
 
 _FIND_BY_KEY = SELECT_TASK + "WHERE s.seq = (SELECT seq FROM task WHERE tenant = ? AND key = ?)"
 _FIND_CANCELLED = f"""
@@ -95,6 +95,7 @@ def to_add_results(
     return add_results
 
 
+@write_operation
 def add(
     tx: WriteTransaction,
     tasks: Sequence[NewTask],

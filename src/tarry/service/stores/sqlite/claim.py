@@ -16,11 +16,13 @@ returns, not with the number of sleeping lanes.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tarry.service.model import LOST, AttemptRecord, Status
-from tarry.service.store import ClaimResult
+from tarry.service.store import ClaimResult, LeaseTerms
 from tarry.service.stores.records import encode
+from tarry.service.stores.sqlite.operations import write_operation
 from tarry.service.stores.sqlite.queries import (
     SELECT_TASK,
     SEQ,
@@ -29,15 +31,14 @@ from tarry.service.stores.sqlite.queries import (
     decode_task,
 )
 from tarry.service.stores.sqlite.statements import MultiRowUpdate
-from tarry.service.stores.sqlite.transaction import IN_FLIGHT, PENDING
+from tarry.service.stores.sqlite.transaction import IN_FLIGHT, PENDING, WriteTransaction
 from tarry.service.stores.sqlite.transitions import log_attempts, mark_cancelled
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator
 
     from tarry.service.model import Task
-    from tarry.service.store import LeaseTerms
-    from tarry.service.stores.sqlite.transaction import LaneRow, WriteTransaction
+    from tarry.service.stores.sqlite.transaction import LaneRow
 
     Row = tuple[Any, ...]
 
@@ -102,6 +103,7 @@ _PUT_TENANT_TO_SLEEP = (
 )
 
 
+@write_operation
 def claim(
     tx: WriteTransaction,
     terms: LeaseTerms,

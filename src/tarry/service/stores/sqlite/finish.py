@@ -6,6 +6,7 @@ is *finished* (SUCCEEDED, EXHAUSTED or CANCELLED).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from tarry.service.model import Status, Task  # noqa: TC001 - msgspec needs them
 from tarry.service.store import FinishStatus, LeaseTerms, NewTask
 from tarry.service.stores.records import encode
 from tarry.service.stores.sqlite.add import add_without_quota
+from tarry.service.stores.sqlite.operations import write_operation
 from tarry.service.stores.sqlite.queries import pack_ids
 from tarry.service.stores.sqlite.statements import (
     NULL_NUMBER_PARAM,
@@ -25,14 +27,16 @@ from tarry.service.stores.sqlite.statements import (
     MultiRowStatement,
     MultiRowUpdate,
 )
-from tarry.service.stores.sqlite.transaction import CANCELLED, IN_FLIGHT, SUCCEEDED
+from tarry.service.stores.sqlite.transaction import (
+    CANCELLED,
+    IN_FLIGHT,
+    SUCCEEDED,
+    WriteTransaction,
+)
 from tarry.service.stores.sqlite.transitions import log_attempts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tarry.service.store import TaskResult
-    from tarry.service.stores.sqlite.transaction import WriteTransaction
     from tarry.service.stores.sqlite.transitions import AttemptRow
 
     Row = tuple[Any, ...]
@@ -104,6 +108,7 @@ def pack_result(result: TaskResult) -> PackedResult:
 _decode_states = Decoder(list[tuple[Any, ...]]).decode
 
 
+@write_operation
 def finish(tx: WriteTransaction, results: Sequence[PackedResult]) -> list[FinishStatus]:
     """Log attempts and write the next states of tasks that still have the version of the lease."""
     if len({result.id for result in results}) == len(results):

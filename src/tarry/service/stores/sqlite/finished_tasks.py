@@ -7,6 +7,7 @@ two calls.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,12 +16,14 @@ from tarry.service.model import ReplayRecord, Status
 from tarry.service.store import (
     POLICY_RETENTION_MS,
     REPLAY_QUOTA_PAUSE_MS,
+    Retention,
     SweepResult,
     next_replay_count_at,
     next_replay_step_at,
 )
 from tarry.service.stores.records import decode_replay, encode
 from tarry.service.stores.sqlite import heartbeats, series
+from tarry.service.stores.sqlite.operations import write_operation
 from tarry.service.stores.sqlite.queries import (
     DAY_MS,
     attempt_row_id,
@@ -28,17 +31,18 @@ from tarry.service.stores.sqlite.queries import (
     pack_ids,
     unpack_id,
 )
-from tarry.service.stores.sqlite.transaction import CANCELLED, EXHAUSTED, SUCCEEDED
+from tarry.service.stores.sqlite.transaction import (
+    CANCELLED,
+    EXHAUSTED,
+    SUCCEEDED,
+    WriteTransaction,
+)
 from tarry.service.stores.sqlite.transitions import end_leases_of_dead_workers, replay_task
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tarry.service.store import Retention
     from tarry.service.stores.sqlite.transaction import (
         ReadTransaction,
         TaskRowIds,
-        WriteTransaction,
     )
 
 _MAX_LISTED_REPLAYS = 100
@@ -106,6 +110,7 @@ _MAX_RELEASED_PAGES = 64  # in one sweep
 _MAX_RELEASE_COST = 1_000_000  # of one sweep: released pages x free pages
 
 
+@write_operation
 def delete_dead_letters(tx: WriteTransaction, tenant: str, task_ids: Sequence[str]) -> int:
     """Delete the dead letters among these tasks; return their number."""
     dead_letters = _find_dead_letters(tx, tenant, task_ids)
@@ -127,6 +132,7 @@ def _find_dead_letters(
     return dead_letters
 
 
+@write_operation
 def start_replay(tx: WriteTransaction, replay: ReplayRecord) -> ReplayRecord:
     """Store a replay and return it; if its id is stored already, return the stored replay."""
     now = tx.now
@@ -165,6 +171,7 @@ def list_replays(
     return [decode_replay(job) for (job,) in rows]
 
 
+@write_operation
 def replay_step(
     tx: WriteTransaction,
     replay_id: str,
@@ -224,6 +231,7 @@ def _count_finished_tasks(tx: WriteTransaction, replay: ReplayRecord) -> None:
     replay.count_cursor = unpack_id(rows[-1][0]) if len(rows) == MAX_COUNTED_TASKS else None
 
 
+@write_operation
 def cancel_replay(tx: WriteTransaction, tenant: str, replay_id: str) -> ReplayRecord | None:
     """End a replay; see `Store.cancel_replay`."""
     replay = get_replay(tx, tenant, replay_id)
@@ -250,6 +258,7 @@ def update_replay(tx: WriteTransaction, replay: ReplayRecord) -> None:
     tx.execute(_UPDATE_REPLAY, (running, next_at, encode(replay), replay.id))
 
 
+@write_operation
 def sweep(tx: WriteTransaction, retention: Retention, limit: int) -> SweepResult:
     """Delete old and unused rows, and end the leases of dead workers.
 
@@ -344,6 +353,7 @@ def list_orphaned_bodies(tx: ReadTransaction, limit: int) -> list[str]:
     return [ref for (ref,) in tx.execute("SELECT ref FROM orphan LIMIT ?", (limit,))]
 
 
+@write_operation
 def forget_orphaned_bodies(tx: WriteTransaction, refs: Sequence[str]) -> None:
     """Delete references to bodies that were deleted from the `BodyStore`."""
     tx.executemany("DELETE FROM orphan WHERE ref = ?", [(ref,) for ref in refs])

@@ -6,14 +6,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from tarry.service.model import WorkerRecord
 from tarry.service.store import MAX_LISTED_WORKERS, WORKER_EXPIRY_MS
 from tarry.service.stores.records import decode_worker, encode
+from tarry.service.stores.sqlite.operations import write_operation
+from tarry.service.stores.sqlite.transaction import WriteTransaction
 
 if TYPE_CHECKING:
-    from tarry.service.model import WorkerRecord
-    from tarry.service.stores.sqlite.transaction import ReadTransaction, WriteTransaction
+    from tarry.service.stores.sqlite.transaction import ReadTransaction
 
 
+@write_operation
 def record_worker(tx: WriteTransaction, worker: WorkerRecord) -> None:
     """Store the heartbeat of a process in place of its last one."""
     tx.execute(
@@ -22,6 +25,7 @@ def record_worker(tx: WriteTransaction, worker: WorkerRecord) -> None:
     )
 
 
+@write_operation
 def remove_worker(tx: WriteTransaction, name: str) -> None:
     """Remove a process."""
     tx.execute("DELETE FROM heartbeat WHERE name = ?", (name,))

@@ -6,21 +6,24 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tarry.service.lane_activity import add_change, add_latencies
-from tarry.service.model import LaneActivity
+from tarry.service.model import BreakerChangeRecord, LaneActivity
 from tarry.service.stores.records import decode_activity, encode
+from tarry.service.stores.sqlite.operations import write_operation
+from tarry.service.stores.sqlite.transaction import WriteTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tarry.service.model import BreakerChangeRecord
-    from tarry.service.stores.sqlite.transaction import ReadTransaction, WriteTransaction
+    from tarry.service.stores.sqlite.transaction import ReadTransaction
 
 
+@write_operation
 def record_breaker_change(tx: WriteTransaction, lane: str, change: BreakerChangeRecord) -> None:
     """Add a change of the breaker of a lane."""
     _update(tx, lane, lambda activity: add_change(activity, change))
 
 
+@write_operation
 def record_latencies(tx: WriteTransaction, counts_by_lane: dict[str, dict[str, int]]) -> None:
     """Add to the current latency windows of lanes."""
     for lane, counts in counts_by_lane.items():

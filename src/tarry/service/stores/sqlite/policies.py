@@ -15,10 +15,12 @@ from tarry.service.store import (
     PolicyWriteStatus,
     RecordPage,
 )
+from tarry.service.stores.sqlite.operations import write_operation
 from tarry.service.stores.sqlite.queries import decode_row
+from tarry.service.stores.sqlite.transaction import WriteTransaction
 
 if TYPE_CHECKING:
-    from tarry.service.stores.sqlite.transaction import ReadTransaction, WriteTransaction
+    from tarry.service.stores.sqlite.transaction import ReadTransaction
 
 # The columns are in the order of the fields of the records.
 _SELECT_POLICY = """
@@ -33,6 +35,7 @@ _SELECT_API_KEY = "SELECT id, tenant, digest, name, created_at, revoked_at, role
 _MAX_LISTED_API_KEYS = 1000
 
 
+@write_operation
 def put_policy(
     tx: WriteTransaction,
     policy: PolicyVersion,
@@ -94,6 +97,7 @@ def list_policies(
     return RecordPage(policies, None)
 
 
+@write_operation
 def delete_policy(tx: WriteTransaction, tenant: str, policy_id: str) -> PolicyWriteStatus:
     """Delete all versions of a policy, unless live (PENDING or IN_FLIGHT) tasks use it."""
     newest = get_policy(tx, tenant, policy_id)
@@ -109,6 +113,7 @@ def delete_policy(tx: WriteTransaction, tenant: str, policy_id: str) -> PolicyWr
     return PolicyWriteStatus.DELETED
 
 
+@write_operation
 def put_api_key(tx: WriteTransaction, key: ApiKeyRecord) -> None:
     """Store an API key, unless a key with this id is stored already."""
     row = (key.id, key.tenant, key.digest, key.name, tx.now, key.role)
@@ -129,12 +134,14 @@ def list_api_keys(tx: ReadTransaction, tenant: str | None = None) -> list[ApiKey
     return [decode_row(row, ApiKeyRecord) for row in tx.execute(statement, parameters)]
 
 
+@write_operation
 def revoke_api_key(tx: WriteTransaction, key_id: str) -> bool:
     """Revoke an API key, unless it is revoked already; return whether the key exists."""
     statement = "UPDATE api_key SET revoked_at = ifnull(revoked_at, ?) WHERE id = ?"
     return tx.execute(statement, (tx.now, key_id)).rowcount > 0
 
 
+@write_operation
 def put_signing_secret(
     tx: WriteTransaction, secret: SigningSecretRecord, expire_previous_ms: int
 ) -> SigningSecretRecord | None:
@@ -166,6 +173,7 @@ def list_signing_secrets(tx: ReadTransaction, tenant: str) -> list[SigningSecret
     return [decode_row(row, SigningSecretRecord) for row in tx.execute(statement, (tenant, tx.now))]
 
 
+@write_operation
 def delete_signing_secret(tx: WriteTransaction, tenant: str, secret_id: str) -> bool:
     """Delete a signing secret; return whether it existed."""
     statement = "DELETE FROM signing_secret WHERE tenant = ? AND id = ?"

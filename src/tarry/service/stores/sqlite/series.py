@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tarry.service.store import SERIES_RETENTION_MS, SeriesPoint
 from tarry.service.stores.records import decode_sums, encode
+from tarry.service.stores.sqlite.operations import write_operation
+from tarry.service.stores.sqlite.transaction import WriteTransaction
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tarry.service.stores.sqlite.transaction import ReadTransaction, WriteTransaction
+    from tarry.service.stores.sqlite.transaction import ReadTransaction
 
 
+@write_operation
 def record_series(tx: WriteTransaction, points: Sequence[SeriesPoint]) -> None:
     """Add sums to the stored points."""
     for point in points:

@@ -30,13 +30,10 @@ from tarry.service.stores.sqlite import (
 from tarry.service.stores.sqlite.clock import AnchoredClock
 from tarry.service.stores.sqlite.database import IN_MEMORY, SqliteDatabase
 from tarry.service.stores.sqlite.executor import ThreadExecutor
+from tarry.service.stores.sqlite.operations import OperationCall
 from tarry.service.stores.sqlite.wakeups import Wakeups
 from tarry.service.stores.sqlite.worker_locks import LeaderLock, WorkerLock
-from tarry.service.stores.sqlite.writer_process import (
-    OperationCall,
-    WriterProcessExecutor,
-    ping,
-)
+from tarry.service.stores.sqlite.writer_process import WriterProcessExecutor, ping
 from tarry.service.stores.task_filters import MAX_SCANNED_ROWS
 
 T = TypeVar("T")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -35,6 +36,7 @@ from tarry.service.stores.records import (
     encode_limits,
 )
 from tarry.service.stores.sqlite.finished_tasks import insert_replay
+from tarry.service.stores.sqlite.operations import write_operation
 from tarry.service.stores.sqlite.queries import (
     SELECT_TASK,
     SEQ,
@@ -44,12 +46,12 @@ from tarry.service.stores.sqlite.queries import (
     pack_id,
     unpack_id,
 )
-from tarry.service.stores.sqlite.transaction import IN_FLIGHT, PENDING
+from tarry.service.stores.sqlite.transaction import IN_FLIGHT, PENDING, WriteTransaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from tarry.service.stores.sqlite.transaction import ReadTransaction, WriteTransaction
+    from tarry.service.stores.sqlite.transaction import ReadTransaction
 
     Row = Sequence[Any]
 
@@ -149,6 +151,7 @@ _DECODERS: dict[RecordKind, Callable[[Row], Any]] = {
 }
 
 
+@write_operation
 def import_policies(tx: WriteTransaction, policies: Sequence[PolicyVersion]) -> None:
     """Store versions of policies, unless they are stored already."""
     for policy in policies:
@@ -167,6 +170,7 @@ def import_policies(tx: WriteTransaction, policies: Sequence[PolicyVersion]) -> 
             )
 
 
+@write_operation
 def import_deleted_policies(tx: WriteTransaction, policies: Sequence[DeletedPolicy]) -> None:
     """Store the last version numbers of deleted policies."""
     for policy in policies:
@@ -175,18 +179,21 @@ def import_deleted_policies(tx: WriteTransaction, policies: Sequence[DeletedPoli
         tx.execute(statement, (policy.last_version, policy_id))
 
 
+@write_operation
 def import_api_keys(tx: WriteTransaction, keys: Sequence[ApiKeyRecord]) -> None:
     """Store API keys, unless they are stored already."""
     rows = [msgspec.structs.astuple(key) for key in keys]
     tx.executemany("INSERT OR IGNORE INTO api_key VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
 
+@write_operation
 def import_signing_secrets(tx: WriteTransaction, secrets: Sequence[SigningSecretRecord]) -> None:
     """Store signing secrets, unless they are stored already."""
     rows = [msgspec.structs.astuple(secret) for secret in secrets]
     tx.executemany("INSERT OR IGNORE INTO signing_secret VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
 
+@write_operation
 def import_lanes(tx: WriteTransaction, lanes: Sequence[LaneExport]) -> None:
     """Store lanes with their limits, budgets, parking and pause."""
     for state in lanes:
@@ -204,6 +211,7 @@ def import_lanes(tx: WriteTransaction, lanes: Sequence[LaneExport]) -> None:
     tx.execute("UPDATE meta SET value = value + 1 WHERE name = 'limits_version'")
 
 
+@write_operation
 def import_tasks(tx: WriteTransaction, tasks: Sequence[Task]) -> None:
     """Store tasks in any status, unless their ids or idempotency keys are stored already."""
     for task in tasks:
@@ -276,6 +284,7 @@ def _other_worker_id(tx: WriteTransaction, name: str) -> int:
     return int(row[0])
 
 
+@write_operation
 def import_attempts(tx: WriteTransaction, attempts: Sequence[TaskAttempt]) -> None:
     """Store entries of attempt logs, unless they are stored already."""
     seqs: dict[str, int | None] = {}
@@ -291,12 +300,14 @@ def import_attempts(tx: WriteTransaction, attempts: Sequence[TaskAttempt]) -> No
     tx.executemany("INSERT OR IGNORE INTO attempt VALUES (?, ?)", rows)
 
 
+@write_operation
 def import_replays(tx: WriteTransaction, replays: Sequence[ReplayRecord]) -> None:
     """Store replays, unless they are stored already."""
     for replay in replays:
         insert_replay(tx, replay)
 
 
+@write_operation
 def import_replayed_tasks(tx: WriteTransaction, tasks: Sequence[ReplayedTask]) -> None:
     """Store which tasks of replays have not finished."""
     rows = [(task.replay_id, pack_id(task.task_id)) for task in tasks]
@@ -323,6 +334,7 @@ def get_transfer(tx: ReadTransaction) -> TransferMark | None:
     return None if row is None else decode_transfer_mark(row[0])
 
 
+@write_operation
 def set_transfer(tx: WriteTransaction, mark: TransferMark | None) -> None:
     """Mark the store, or remove its mark."""
     if mark is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
@@ -9,21 +10,28 @@ import msgspec
 from tarry.service.store import (
     CancelStatus,
     FinishStatus,
+    LaneLimits,
     LaneWriteStatus,
+    LeaseTerms,
+    Release,
     RetryNowStatus,
     decay_budget,
 )
+from tarry.service.stores.sqlite.operations import write_operation
 from tarry.service.stores.sqlite.queries import LOCK_TOKENS, attempt_row_id, pack_id, unpack_id
 from tarry.service.stores.sqlite.statements import MultiRowStatement
-from tarry.service.stores.sqlite.transaction import CANCELLED, EXHAUSTED, IN_FLIGHT, PENDING
+from tarry.service.stores.sqlite.transaction import (
+    CANCELLED,
+    EXHAUSTED,
+    IN_FLIGHT,
+    PENDING,
+    WriteTransaction,
+)
 from tarry.service.stores.sqlite.worker_locks import pack_start
+from tarry.wire.tasks import DownstreamLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from tarry.service.store import LaneLimits, LeaseTerms, Release
-    from tarry.service.stores.sqlite.transaction import TaskRowIds, WriteTransaction
-    from tarry.wire.tasks import DownstreamLimits
+    from tarry.service.stores.sqlite.transaction import TaskRowIds
 
 _READ_STATE = """
 SELECT seq, tenant, lane, policy, version, status, cancelling, attempts, next_attempt_at
@@ -78,6 +86,7 @@ AttemptRow: TypeAlias = tuple[int, int, int, str, bytearray]
 _INSERT_ATTEMPTS = MultiRowStatement("INSERT INTO attempt (id, log) VALUES [?, ?]")
 
 
+@write_operation
 def release(tx: WriteTransaction, releases: Sequence[Release]) -> list[FinishStatus]:
     """Make leased tasks PENDING again; see `Store.release`."""
     return [_release(tx, release) for release in releases]
@@ -98,6 +107,7 @@ def _release(tx: WriteTransaction, release: Release) -> FinishStatus:
     return FinishStatus.APPLIED
 
 
+@write_operation
 def release_unknown_leases(
     tx: WriteTransaction, terms: LeaseTerms, known_ids: Collection[str]
 ) -> int:
@@ -145,6 +155,7 @@ def log_attempts(tx: WriteTransaction, rows: Sequence[AttemptRow]) -> None:
     _INSERT_ATTEMPTS.execute(tx.execute, parameters)
 
 
+@write_operation
 def cancel(tx: WriteTransaction, tenant: str, task_id: str) -> CancelStatus | None:
     """Cancel a task; an IN_FLIGHT task becomes CANCELLED only when its lease ends."""
     row = tx.execute(_READ_STATE, (pack_id(task_id),)).fetchone()
@@ -161,6 +172,7 @@ def cancel(tx: WriteTransaction, tenant: str, task_id: str) -> CancelStatus | No
     return CancelStatus.REQUESTED
 
 
+@write_operation
 def retry_now(
     tx: WriteTransaction, tenant: str, task_id: str, quota: int | None
 ) -> RetryNowStatus | None:
@@ -187,6 +199,7 @@ def replay_task(tx: WriteTransaction, ids: TaskRowIds, old_status: int) -> None:
     _make_pending(tx, ids, old_status, tx.now, _REPLAY)
 
 
+@write_operation
 def end_leases_of_dead_workers(tx: WriteTransaction, limit: int) -> bool:
     """End up to `limit` leases of worker processes that have died; return whether more may remain.
 
@@ -223,6 +236,7 @@ def end_leases_of_dead_workers(tx: WriteTransaction, limit: int) -> bool:
     return False
 
 
+@write_operation
 def park(tx: WriteTransaction, lane: str, until: int, probes: int, consecutive_opens: int) -> None:
     """Keep claims from leasing tasks of a lane until this time, then allow `probes` at a time."""
     lane_row = tx.lane(tx.names.lane_id(lane))
@@ -231,6 +245,7 @@ def park(tx: WriteTransaction, lane: str, until: int, probes: int, consecutive_o
     lane_row.put_to_sleep()
 
 
+@write_operation
 def pause(tx: WriteTransaction, lane: str, lane_quota: int | None) -> LaneWriteStatus:
     """Keep claims from leasing tasks of a lane until `resume`."""
     if _exceeds_quota(tx, lane, lane_quota):
@@ -249,6 +264,7 @@ def _exceeds_quota(tx: WriteTransaction, lane: str, lane_quota: int | None) -> b
     return tx.count_lanes(tx.names.tenant_id(lane.partition("/")[0])) >= lane_quota
 
 
+@write_operation
 def unpark(tx: WriteTransaction, lane: str) -> None:
     """End the parking of a lane whose downstream has recovered; a paused lane stays paused."""
     for (lane_id,) in tx.execute("SELECT id FROM lane WHERE name = ?", (lane,)):
@@ -257,6 +273,7 @@ def unpark(tx: WriteTransaction, lane: str) -> None:
         lane_row.put_to_sleep()
 
 
+@write_operation
 def resume(tx: WriteTransaction, lane: str) -> None:
     """End the parking and the pause of a lane."""
     for (lane_id,) in tx.execute("SELECT id FROM lane WHERE name = ?", (lane,)):
@@ -267,12 +284,14 @@ def resume(tx: WriteTransaction, lane: str) -> None:
     unpark(tx, lane)
 
 
+@write_operation
 def record_lane_limits(tx: WriteTransaction, limits: Sequence[LaneLimits]) -> None:
     """Store the limits of lanes."""
     rows = [(lane.rate, lane.concurrency, lane.lane) for lane in limits]
     tx.executemany("UPDATE lane SET rate = ?, concurrency = ? WHERE name = ?", rows)
 
 
+@write_operation
 def set_limits(
     tx: WriteTransaction,
     lane: str,
@@ -295,6 +314,7 @@ def set_limits(
     return LaneWriteStatus.CHANGED
 
 
+@write_operation
 def add_to_budgets(tx: WriteTransaction, changes: dict[str, float]) -> dict[str, float]:
     """Add to the values of retry budgets, and return the new values."""
     values: dict[str, float] = {}

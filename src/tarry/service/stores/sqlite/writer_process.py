@@ -21,48 +21,25 @@ import struct
 import sys
 from contextlib import suppress
 from importlib.metadata import version
-from inspect import signature
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from msgspec import Raw
 from msgspec.msgpack import Decoder, Encoder
 
 from tarry import errors
 from tarry.errors import StoreUnavailable
-from tarry.service import store
-from tarry.service.model import (
-    ApiKeyRecord,
-    BreakerChangeRecord,
-    PolicyVersion,
-    ReplayRecord,
-    SigningSecretRecord,
-    Task,
-    WorkerRecord,
-)
-from tarry.service.stores.sqlite import (
-    add,
-    claim,
-    finish,
-    finished_tasks,
-    heartbeats,
-    lane_activity,
-    policies,
-    series,
-    transfer,
-    transitions,
-)
 from tarry.service.stores.sqlite.clock import AnchoredClock
 from tarry.service.stores.sqlite.database import SqliteDatabase
 from tarry.service.stores.sqlite.executor import Executor
+from tarry.service.stores.sqlite.operations import OPERATIONS, OperationCall, write_operation
+from tarry.service.stores.sqlite.transaction import WriteTransaction
 from tarry.service.stores.sqlite.worker_locks import WorkerLock
-from tarry.wire.tasks import DownstreamLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tarry.service.stores.sqlite.database import Answer
     from tarry.service.stores.sqlite.executor import Group
-    from tarry.service.stores.sqlite.transaction import WriteTransaction
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -74,111 +51,11 @@ _FRAME_HEADER = struct.Struct("!Q")
 """The header of a frame: the length of the payload in bytes."""
 
 
-class RemoteOperation:
-    """An operation of the writer process, with the decoders for its arguments and its result."""
-
-    def __init__(self, run: Callable[..., Any], argument_types: Any, result_type: Any) -> None:
-        self.run: Callable[..., Any] = run
-        self.decode_arguments: Callable[[Raw], tuple[Any, ...]] = Decoder(argument_types).decode
-        self.decode_result: Callable[[Raw], Any] = Decoder(result_type).decode
-
-
-class OperationCall(Generic[T]):
-    """An operation that writes, with its arguments."""
-
-    __slots__ = ("arguments", "run")
-
-    def __init__(
-        self,
-        run: Callable[Concatenate[WriteTransaction, P], T],
-        *arguments: P.args,
-        **named: P.kwargs,
-    ) -> None:
-        self.run: Callable[..., T] = run
-        self.arguments: tuple[Any, ...] = arguments
-        if named:  # convert them to positional arguments, because names are not sent
-            self.arguments = signature(run).bind(None, *arguments, **named).args[1:]
-
-    def __call__(self, tx: WriteTransaction) -> T:
-        """Run the operation."""
-        return self.run(tx, *self.arguments)
-
-
+@write_operation
 def ping(tx: WriteTransaction) -> int:
     """Make a small write, to check that the store works; return the store's time."""
     tx.execute("UPDATE meta SET value = ? WHERE name = 'pinged'", (tx.now,))
     return tx.now
-
-
-OPERATIONS: dict[str, RemoteOperation] = {
-    run.__name__: RemoteOperation(run, argument_types, result_type)
-    for run, argument_types, result_type in (
-        (
-            add.add,
-            tuple[list[store.NewTask], store.LeaseTerms | None, int | None, int | None],
-            list[add.InitialState | store.AddResult],
-        ),
-        (claim.claim, tuple[store.LeaseTerms, int, int, dict[str, int]], store.ClaimResult),
-        (finish.finish, tuple[list[finish.PackedResult]], list[store.FinishStatus]),
-        (transitions.release, tuple[list[store.Release]], list[store.FinishStatus]),
-        (transitions.release_unknown_leases, tuple[store.LeaseTerms, list[str]], int),
-        (transitions.cancel, tuple[str, str], store.CancelStatus | None),
-        (transitions.retry_now, tuple[str, str, int | None], store.RetryNowStatus | None),
-        (transitions.end_leases_of_dead_workers, tuple[int], bool),
-        (transitions.park, tuple[str, int, int, int], None),
-        (transitions.unpark, tuple[str], None),
-        (transitions.resume, tuple[str], None),
-        (transitions.pause, tuple[str, int | None], store.LaneWriteStatus),
-        (transitions.record_lane_limits, tuple[list[store.LaneLimits]], None),
-        (
-            transitions.set_limits,
-            tuple[str, DownstreamLimits | None, int, int | None],
-            store.LaneWriteStatus,
-        ),
-        (transitions.add_to_budgets, tuple[dict[str, float]], dict[str, float]),
-        (finished_tasks.start_replay, tuple[ReplayRecord], ReplayRecord),
-        (
-            finished_tasks.replay_step,
-            tuple[str, str | None, list[str], str | None, int | None],
-            ReplayRecord | None,
-        ),
-        (finished_tasks.cancel_replay, tuple[str, str], ReplayRecord | None),
-        (finished_tasks.delete_dead_letters, tuple[str, list[str]], int),
-        (finished_tasks.sweep, tuple[store.Retention, int], store.SweepResult),
-        (finished_tasks.forget_orphaned_bodies, tuple[list[str]], None),
-        (
-            policies.put_policy,
-            tuple[PolicyVersion, bool, int | None],
-            tuple[store.PolicyWriteStatus, PolicyVersion],
-        ),
-        (policies.delete_policy, tuple[str, str], store.PolicyWriteStatus),
-        (policies.put_api_key, tuple[ApiKeyRecord], None),
-        (policies.revoke_api_key, tuple[str], bool),
-        (
-            policies.put_signing_secret,
-            tuple[SigningSecretRecord, int],
-            SigningSecretRecord | None,
-        ),
-        (policies.delete_signing_secret, tuple[str, str], bool),
-        (heartbeats.record_worker, tuple[WorkerRecord], None),
-        (heartbeats.remove_worker, tuple[str], None),
-        (lane_activity.record_breaker_change, tuple[str, BreakerChangeRecord], None),
-        (lane_activity.record_latencies, tuple[dict[str, dict[str, int]]], None),
-        (series.record_series, tuple[list[store.SeriesPoint]], None),
-        (transfer.import_policies, tuple[list[PolicyVersion]], None),
-        (transfer.import_deleted_policies, tuple[list[store.DeletedPolicy]], None),
-        (transfer.import_api_keys, tuple[list[ApiKeyRecord]], None),
-        (transfer.import_signing_secrets, tuple[list[SigningSecretRecord]], None),
-        (transfer.import_lanes, tuple[list[store.LaneExport]], None),
-        (transfer.import_tasks, tuple[list[Task]], None),
-        (transfer.import_attempts, tuple[list[store.TaskAttempt]], None),
-        (transfer.import_replays, tuple[list[ReplayRecord]], None),
-        (transfer.import_replayed_tasks, tuple[list[store.ReplayedTask]], None),
-        (transfer.set_transfer, tuple[store.TransferMark | None], None),
-        (ping, tuple[()], int),
-    )
-}
-"""All write operations, by the name of their function."""
 
 
 class LogCollector(logging.Handler):
@@ -338,7 +215,7 @@ _answers_decoder = Decoder(tuple[list[tuple[Raw, tuple[str, str] | None]], list[
 
 def encode_calls(calls: Sequence[OperationCall[Any]]) -> bytes:
     """Return a payload with the operation name and the arguments of each call."""
-    return _encode([(call.run.__name__, call.arguments) for call in calls])
+    return _encode([(call.name, call.arguments) for call in calls])
 
 
 def run_calls(database: SqliteDatabase, payload: bytes, log: LogCollector) -> bytes:
@@ -363,7 +240,7 @@ def decode_answers(calls: Sequence[OperationCall[Any]], payload: bytes) -> list[
     for level, text in log_records:
         _logger.log(level, "%s", text)
     return [
-        (OPERATIONS[call.run.__name__].decode_result(value), None)
+        (OPERATIONS[call.name].decode_result(value), None)
         if error is None
         else (None, _decode_error(*error))
         for call, (value, error) in zip(calls, answers, strict=True)
