@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from tarry.service.model import Status
+from tarry.service.rules import transitions
+from tarry.service.rules.transitions import sql_assignments, sql_counts, sql_values
 
 PENDING, IN_FLIGHT, SUCCEEDED, EXHAUSTED, CANCELLED = (int(status) for status in Status)
 
@@ -74,7 +76,8 @@ _DUE_AT = "CASE WHEN l.pending + d.pending > 0 THEN least(l.due_at, d.due) END"
 _LEASE_END_AT = (
     "CASE WHEN l.in_flight + d.in_flight > 0 THEN least(l.lease_end_at, d.lease_end) END"
 )
-_TASKS = "d.pending + d.in_flight + d.succeeded + d.exhausted + d.cancelled"
+_TASKS = " + ".join(f"d.{counter}" for counter in transitions.COUNTERS)
+_LIVE = " + ".join(f"d.{transitions.COUNTERS[status]}" for status in transitions.LIVE_STATUSES)
 LANE_CHANGES = f"""pending = l.pending + d.pending, in_flight = l.in_flight + d.in_flight,
     updates = l.updates + 1, generation = (l.updates + 1) / 32,
     exhausted = l.exhausted + d.exhausted, tasks = l.tasks + {_TASKS},
@@ -83,10 +86,23 @@ LANE_CHANGES = f"""pending = l.pending + d.pending, in_flight = l.in_flight + d.
         THEN tarry.due_check_1(l.paused, l.parked_until, {_DUE_AT}) END,
     expiry_check_at = CASE WHEN NOT l.ready
         THEN tarry.expiry_check_1(l.paused, l.parked_until, {_DUE_AT}, {_LEASE_END_AT}) END"""
-TENANT_CHANGES = """pending = t.pending + d.pending, in_flight = t.in_flight + d.in_flight,
-    succeeded = t.succeeded + d.succeeded, exhausted = t.exhausted + d.exhausted,
-    cancelled = t.cancelled + d.cancelled, superseded = t.superseded + d.superseded,
-    lanes = t.lanes + d.new_lanes, updates = t.updates + 1, generation = (t.updates + 1) / 32"""
-POLICY_CHANGES = f"""live_tasks = u.live_tasks + d.pending + d.in_flight,
+TENANT_CHANGES = f"""{", ".join(f"{name} = t.{name} + d.{name}" for name in transitions.COUNTERS)},
+    superseded = t.superseded + d.superseded, lanes = t.lanes + d.new_lanes,
+    updates = t.updates + 1, generation = (t.updates + 1) / 32"""
+POLICY_CHANGES = f"""live_tasks = u.live_tasks + {_LIVE},
     tasks = u.tasks + {_TASKS}, updates = u.updates + 1, generation = (u.updates + 1) / 32"""
 """Assignments for the sum `d` of changes, see `counters.sql`."""
+
+COUNTS_OF_ADDED = sql_counts([None], [PENDING, IN_FLIGHT], "i.status")
+COUNTS_OF_FINISHED = sql_counts(
+    [IN_FLIGHT], [PENDING, IN_FLIGHT, SUCCEEDED, EXHAUSTED, CANCELLED], "i.new_status"
+)
+COUNTS_OF_RELEASED = sql_counts([IN_FLIGHT], [PENDING, CANCELLED], "i.new_status")
+COUNTS_OF_LOST = sql_counts([IN_FLIGHT], [CANCELLED])
+COUNTS_OF_REPLAYED = sql_counts([EXHAUSTED, CANCELLED], [PENDING], "i.status")
+COUNTS_OF_DELETED = sql_counts([SUCCEEDED, EXHAUSTED, CANCELLED], [None], "i.status")
+"""Columns that count the tasks `i` of a group by their old or new status."""
+COUNTS_OF_CANCELLED = sql_values(PENDING, CANCELLED)
+COUNTS_OF_RETRIED = sql_values(PENDING, PENDING)
+LANE_COUNTS_OF_LEASED = sql_assignments(PENDING, IN_FLIGHT, "l", "x.leased")
+TENANT_COUNTS_OF_LEASED = sql_assignments(PENDING, IN_FLIGHT, "t", "x.leased")

@@ -11,7 +11,11 @@ from hashlib import sha1
 from importlib.resources import files
 from typing import NamedTuple
 
+from tarry.service.rules.transitions import lua_constants
+
 _USES = "--! uses "
+_CONSTANTS = "--! constants\n"
+"""The line that is replaced by constants which other engines use, too."""
 
 
 class Script(NamedTuple):
@@ -33,4 +37,5 @@ def load_script(name: str) -> Script:
 
 
 def _read(name: str) -> str:
-    return (files("tarry.service.stores.redis") / "lua" / f"{name}.lua").read_text(encoding="utf-8")
+    path = files("tarry.service.stores.redis") / "lua" / f"{name}.lua"
+    return path.read_text(encoding="utf-8").replace(_CONSTANTS, lua_constants())

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from tarry.service.model import Status
+from tarry.service.rules.transitions import COUNTER_CHANGES, COUNTERS
 from tarry.service.stores.sqlite.statements import (
     NULL_NUMBER_PARAM,
     NULLABLE_NUMBER_SQL,
@@ -36,9 +37,9 @@ if TYPE_CHECKING:
 MINUTE_MS = 60_000
 # Plain ints: comparing them is faster than comparing enum members.
 PENDING, IN_FLIGHT, SUCCEEDED, EXHAUSTED, CANCELLED = (int(status) for status in Status)
-TENANT_COUNTERS = (*[status.name.lower() for status in Status], "superseded")
+TENANT_COUNTERS = (*COUNTERS, "superseded")
 """Columns with a tenant's number of tasks in each status, and of superseded results."""
-_SUPERSEDED_INDEX = len(Status)  # in TENANT_COUNTERS
+_SUPERSEDED_INDEX = len(COUNTERS)  # in TENANT_COUNTERS
 _MAX_CACHED_NAMES = 100_000
 _INCREMENTS = ", ".join(f"{name} = {name} + ?" for name in TENANT_COUNTERS)
 _ADD_TO_TENANT_COUNTERS = f"UPDATE tenant SET {_INCREMENTS} WHERE id = ?"
@@ -299,47 +300,41 @@ class WriteTransaction(ReadTransaction):
         task_count: int = 1,
     ) -> None:
         """Count tasks that change their status; no old status: added, no new status: deleted."""
-        changes = self._counter_changes.get(tenant)
-        if changes is None:
-            changes = self._counter_changes[tenant] = [0] * len(TENANT_COUNTERS)
-        live_change = task_change = 0
-        if old_status is None:
-            task_change = task_count
-        else:
-            changes[old_status] -= task_count
-            if old_status == PENDING:
-                lane.pending -= task_count
-                live_change = -task_count
-                if not lane.pending:
-                    lane.due_at = None
-                    lane.update_check_times()
-            elif old_status == IN_FLIGHT:
-                lane.in_flight -= task_count
-                live_change = -task_count
-                if not lane.in_flight:
-                    lane.lease_end_at = None
-                # When a probe of a half-open lane ends, another may start.
-                if not lane.in_flight or lane.parked_until is not None:
-                    lane.update_check_times()
-            elif old_status == EXHAUSTED:
-                lane.exhausted -= task_count
-        if new_status is None:
-            task_change -= task_count
-        else:
-            changes[new_status] += task_count
-            if new_status == PENDING:
-                lane.pending += task_count
-                live_change += task_count
-            elif new_status == IN_FLIGHT:
-                lane.in_flight += task_count
-                live_change += task_count
-            elif new_status == EXHAUSTED:
-                lane.exhausted += task_count
-        lane.tasks += task_change
+        counts, live_change, task_change = COUNTER_CHANGES[old_status, new_status]
+        pending, in_flight, succeeded, exhausted, cancelled = counts
+        counters = self._counter_changes.get(tenant)
+        if counters is None:
+            counters = self._counter_changes[tenant] = [0] * len(TENANT_COUNTERS)
+        if old_status == PENDING:
+            if lane.pending == task_count:  # there is no other
+                lane.due_at = None
+                lane.update_check_times()
+        elif old_status == IN_FLIGHT:
+            is_last = lane.in_flight == task_count
+            if is_last:
+                lane.lease_end_at = None
+            # When a probe of a half-open lane ends, another may start.
+            if is_last or lane.parked_until is not None:
+                lane.update_check_times()
+        # Each change is 0, 1 or -1.
+        if pending:
+            counters[PENDING] += pending * task_count
+            lane.pending += pending * task_count
+        if in_flight:
+            counters[IN_FLIGHT] += in_flight * task_count
+            lane.in_flight += in_flight * task_count
+        if succeeded:
+            counters[SUCCEEDED] += succeeded * task_count
+        if exhausted:
+            counters[EXHAUSTED] += exhausted * task_count
+            lane.exhausted += exhausted * task_count
+        if cancelled:
+            counters[CANCELLED] += cancelled * task_count
         if live_change or task_change:
+            lane.tasks += task_change * task_count
             policy_changes = self._policy_changes.setdefault(policy, [0, 0])
-            policy_changes[0] += live_change
-            policy_changes[1] += task_change
+            policy_changes[0] += live_change * task_count
+            policy_changes[1] += task_change * task_count
 
     def count_superseded(self, tenant: int) -> None:
         """Count a result that arrived after its lease was lost."""

@@ -126,14 +126,16 @@ BEGIN
         SELECT r.ctid AS tid, r.* FROM tarry.lane AS r WHERE r.id = n.id
         ORDER BY r.generation DESC LIMIT 1) AS l ON TRUE;
     WITH new AS MATERIALIZED (
-        SELECT i.seq, i.ord, v_tenants[i.tenant] AS tenant, v_lanes[i.lane] AS lane,
-            v_policies[i.policy] AS policy, i.due,
-            i.lease AND v_open[i.lane] AND i.due <= v_now + p_horizon AS is_leased
-        FROM (SELECT i.seq, i.ord, i.tenant, i.lane, i.policy, i.lease,
-                greatest(v_now, coalesce(v_now + i.delay, i.due)) AS due
-            FROM unnest(v_seqs, p_tenants, p_lanes, p_policies, p_due, p_delays, p_lease)
-                WITH ORDINALITY AS i (seq, tenant, lane, policy, due, delay, lease, ord)) AS i
-        WHERE i.seq IS NOT NULL AND v_open[i.lane] IS NOT NULL
+        SELECT i.*, i.status = ${IN_FLIGHT} AS is_leased
+        FROM (SELECT i.seq, i.ord, v_tenants[i.tenant] AS tenant, v_lanes[i.lane] AS lane,
+                v_policies[i.policy] AS policy, i.due,
+                CASE WHEN i.lease AND v_open[i.lane] AND i.due <= v_now + p_horizon
+                    THEN ${IN_FLIGHT} ELSE ${PENDING} END AS status
+            FROM (SELECT i.seq, i.ord, i.tenant, i.lane, i.policy, i.lease,
+                    greatest(v_now, coalesce(v_now + i.delay, i.due)) AS due
+                FROM unnest(v_seqs, p_tenants, p_lanes, p_policies, p_due, p_delays, p_lease)
+                    WITH ORDINALITY AS i (seq, tenant, lane, policy, due, delay, lease, ord)) AS i
+            WHERE i.seq IS NOT NULL AND v_open[i.lane] IS NOT NULL) AS i
     ), stored AS (
         INSERT INTO tarry.live (tenant, seq, lane, policy, queue, wake_at, next_attempt_at,
             first_due_at, created_at, worker)
@@ -144,9 +146,8 @@ BEGIN
         FROM new AS i
     ), changes AS (
         SELECT i.tenant, i.lane, i.policy,
-            count(*) FILTER (WHERE NOT i.is_leased)::integer AS pending,
-            count(*) FILTER (WHERE i.is_leased)::integer AS in_flight,
-            0 AS succeeded, 0 AS exhausted, 0 AS cancelled, 0 AS superseded, 0 AS new_lanes,
+            ${COUNTS_OF_ADDED},
+            0 AS superseded, 0 AS new_lanes,
             min(i.due) FILTER (WHERE NOT i.is_leased) AS due,
             min(i.due + p_length) FILTER (WHERE i.is_leased) AS lease_end
         FROM new AS i GROUP BY i.tenant, i.lane, i.policy

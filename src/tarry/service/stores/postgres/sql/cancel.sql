@@ -25,6 +25,6 @@ BEGIN
         v.first_due_at, v.created_at, v.version + 1, v.attempts, v.attempts_before_replay,
         v.lost_attempts, v.backoff_offset, v.replays, v.previous_delay, v.last_outcome_kind, NULL);
     PERFORM tarry.apply_1(ARRAY[
-        ROW(v.tenant, v.lane, v.policy, -1, 0, 0, 0, 1, 0, 0, NULL, NULL)::tarry.change_1]);
+        ROW(v.tenant, v.lane, v.policy, ${COUNTS_OF_CANCELLED}, 0, 0, NULL, NULL)::tarry.change_1]);
     RETURN ${CANCEL_DONE};
 END $$;

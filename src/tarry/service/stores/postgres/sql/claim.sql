@@ -260,9 +260,9 @@ BEGIN
             FROM lost AS i WHERE NOT i.cancelling AND s.tenant = i.tenant AND s.seq = i.seq
             RETURNING s.tenant, s.seq
         ), changes AS (
-            SELECT i.tenant, i.lane, i.policy, 0 AS pending, -count(*)::integer AS in_flight,
-                0 AS succeeded, 0 AS exhausted, count(*)::integer AS cancelled, 0 AS superseded,
-                0 AS new_lanes, NULL::bigint AS due, NULL::bigint AS lease_end
+            SELECT i.tenant, i.lane, i.policy,
+                ${COUNTS_OF_LOST},
+                0 AS superseded, 0 AS new_lanes, NULL::bigint AS due, NULL::bigint AS lease_end
             FROM lost AS i WHERE i.cancelling GROUP BY i.tenant, i.lane, i.policy
         )
         SELECT (SELECT array_agg(ROW(c.*)::tarry.change_1) FROM changes AS c) AS changes,
@@ -316,8 +316,8 @@ BEGIN
         END IF;
         WITH changed AS (UPDATE tarry.lane AS l
         SET updates = l.updates + 1, generation = (l.updates + 1) / 32,
-            pending = l.pending - x.leased,
-            in_flight = l.in_flight + x.leased, due_at = x.due, lease_end_at = x.lease_end,
+            ${LANE_COUNTS_OF_LEASED},
+            due_at = x.due, lease_end_at = x.lease_end,
             ready = x.is_ready,
             due_check_at = CASE WHEN x.is_ready OR x.is_full OR l.parked_until > v_now THEN NULL
                 ELSE tarry.due_check_1(l.paused, l.parked_until, x.due) END,
@@ -379,8 +379,8 @@ BEGIN
     IF cardinality(v_changed) > 0 THEN
         UPDATE tarry.tenant AS t
         SET updates = t.updates + 1, generation = (t.updates + 1) / 32,
-            pending = t.pending - x.leased,
-            in_flight = t.in_flight + x.leased, ready = x.first_turn IS NOT NULL,
+            ${TENANT_COUNTS_OF_LEASED},
+            ready = x.first_turn IS NOT NULL,
             first_turn = x.first_turn, due_check_at = x.due_check, expiry_check_at = x.expiry_check,
             last_turn = coalesce(x.last_turn, t.last_turn)
         FROM (

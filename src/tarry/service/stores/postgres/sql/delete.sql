@@ -31,10 +31,8 @@ BEGIN
     ), old_attempts AS (
         DELETE FROM tarry.attempt_default AS a USING locked AS i WHERE a.seq = i.seq
     ), changes AS (
-        SELECT i.tenant, i.lane, i.policy, 0 AS pending, 0 AS in_flight,
-            -count(*) FILTER (WHERE i.status = ${SUCCEEDED})::integer AS succeeded,
-            -count(*) FILTER (WHERE i.status = ${EXHAUSTED})::integer AS exhausted,
-            -count(*) FILTER (WHERE i.status = ${CANCELLED})::integer AS cancelled,
+        SELECT i.tenant, i.lane, i.policy,
+            ${COUNTS_OF_DELETED},
             0 AS superseded, 0 AS new_lanes, NULL::bigint AS due, NULL::bigint AS lease_end
         FROM locked AS i GROUP BY i.tenant, i.lane, i.policy
     )

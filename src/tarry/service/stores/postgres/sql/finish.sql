@@ -93,11 +93,7 @@ BEGIN
         SELECT i.seq, i.new_attempts, i.log FROM decided AS i WHERE i.outcome IS NOT NULL
     ), changes AS (
         SELECT i.tenant, i.lane, i.policy,
-            count(*) FILTER (WHERE i.new_status = ${PENDING})::integer AS pending,
-            -count(*) FILTER (WHERE i.new_status <> ${IN_FLIGHT})::integer AS in_flight,
-            count(*) FILTER (WHERE i.new_status = ${SUCCEEDED})::integer AS succeeded,
-            count(*) FILTER (WHERE i.new_status = ${EXHAUSTED})::integer AS exhausted,
-            count(*) FILTER (WHERE i.new_status = ${CANCELLED})::integer AS cancelled,
+            ${COUNTS_OF_FINISHED},
             0 AS superseded, 0 AS new_lanes,
             min(i.due) FILTER (WHERE i.new_status = ${PENDING}) AS due,
             min(greatest(v_now, i.due) + i.length) FILTER (WHERE i.new_status = ${IN_FLIGHT})

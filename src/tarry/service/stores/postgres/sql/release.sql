@@ -10,7 +10,8 @@ DECLARE
     v record;
 BEGIN
     WITH leased AS MATERIALIZED (
-        SELECT i.ord, greatest(l.next_attempt_at, i.due) AS due, l.*
+        SELECT i.ord, greatest(l.next_attempt_at, i.due) AS due,
+            CASE WHEN l.cancelling THEN ${CANCELLED} ELSE ${PENDING} END AS new_status, l.*
         FROM unnest(p_ids, p_versions, p_due) WITH ORDINALITY AS i (id, version, due, ord)
         JOIN tarry.task_key AS k ON k.id = i.id
         JOIN tarry.live AS l ON l.tenant = k.tenant AND l.seq = k.seq
@@ -34,9 +35,7 @@ BEGIN
         FROM leased AS i WHERE NOT i.cancelling AND l.tenant = i.tenant AND l.seq = i.seq
     ), changes AS (
         SELECT i.tenant, i.lane, i.policy,
-            count(*) FILTER (WHERE NOT i.cancelling)::integer AS pending,
-            -count(*)::integer AS in_flight, 0 AS succeeded, 0 AS exhausted,
-            count(*) FILTER (WHERE i.cancelling)::integer AS cancelled,
+            ${COUNTS_OF_RELEASED},
             0 AS superseded, 0 AS new_lanes,
             min(i.due) FILTER (WHERE NOT i.cancelling) AS due, NULL::bigint AS lease_end
         FROM leased AS i GROUP BY i.tenant, i.lane, i.policy

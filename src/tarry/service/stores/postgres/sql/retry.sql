@@ -19,10 +19,8 @@ BEGIN
             i.created_at, i.version + 1, i.attempts, i.attempts, i.replays + 1
         FROM locked AS i
     ), changes AS (
-        SELECT i.tenant, i.lane, i.policy, count(*)::integer AS pending, 0 AS in_flight,
-            0 AS succeeded,
-            -count(*) FILTER (WHERE i.status = ${EXHAUSTED})::integer AS exhausted,
-            -count(*) FILTER (WHERE i.status = ${CANCELLED})::integer AS cancelled,
+        SELECT i.tenant, i.lane, i.policy,
+            ${COUNTS_OF_REPLAYED},
             0 AS superseded, 0 AS new_lanes, p_now AS due, NULL::bigint AS lease_end
         FROM locked AS i GROUP BY i.tenant, i.lane, i.policy
     )
@@ -61,7 +59,8 @@ BEGIN
         UPDATE tarry.live AS l SET wake_at = v_due, next_attempt_at = v_due, version = l.version + 1
         WHERE l.tenant = v_tenant AND l.seq = v_seq;
         PERFORM tarry.apply_1(ARRAY[
-            ROW(v_tenant, v.lane, v.policy, 0, 0, 0, 0, 0, 0, 0, v_due, NULL)::tarry.change_1]);
+            ROW(v_tenant, v.lane, v.policy, ${COUNTS_OF_RETRIED}, 0, 0, v_due, NULL)
+                ::tarry.change_1]);
         RETURN ${RETRY_DUE};
     END IF;
     IF EXISTS (SELECT 1 FROM tarry.finished AS f

@@ -20,9 +20,10 @@ if not now then
     now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
-local PENDING, IN_FLIGHT, SUCCEEDED, EXHAUSTED, CANCELLED = 0, 1, 2, 3, 4
--- The fields of tenants and lanes that count the tasks in each status.
-local COUNTERS = {[0] = 'pending', 'in_flight', 'succeeded', 'exhausted', 'cancelled'}
+-- The next line is replaced by constants of `rules/transitions.py`: the number of each status;
+-- COUNTERS, the fields of tenants and lanes that count the tasks in each status; LIVE_COUNT, which
+-- is 1 for the statuses of live tasks, else 0.
+--! constants
 local MINUTE_MS, HOUR_MS = 60000, 3600000
 local WAKEUP_HORIZON_MS = 1000
 local SERIES_RETENTION_S = 26 * 3600
@@ -311,7 +312,7 @@ local function count_transition(lane, use_id, old, new)
         lane[counter] = math.max(0, lane[counter] - 1)
         totals[counter] = (totals[counter] or 0) - 1
         task_change = -1
-        if old <= IN_FLIGHT then live_change = -1 end
+        live_change = -LIVE_COUNT[old]
     end
     if new then
         local counter = COUNTERS[new]
@@ -319,7 +320,7 @@ local function count_transition(lane, use_id, old, new)
         lane[counter] = lane[counter] + 1
         totals[counter] = (totals[counter] or 0) + 1
         task_change = task_change + 1
-        if new <= IN_FLIGHT then live_change = live_change + 1 end
+        live_change = live_change + LIVE_COUNT[new]
     end
     if use_id and (live_change ~= 0 or task_change ~= 0) then
         local use = load_use(use_id)
