@@ -6,12 +6,12 @@ tries more examples, with new randomness.
 
 import asyncio
 import gc
+import inspect
 import signal
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-
-from tests.async_tests import run_async_test
 
 settings.register_profile(
     "ci",
@@ -47,5 +47,14 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine function on a new event loop."""
-    return run_async_test(pyfuncitem, lambda main: asyncio.run(main()))
+    """Run a test that is a coroutine function, with the fixture `run_async` where there is one.
+
+    By default it runs on a new event loop.
+    """
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    arguments = {name: pyfuncitem.funcargs[name] for name in names}
+    run: Any = pyfuncitem.funcargs.get("run_async", lambda main: asyncio.run(main()))
+    run(lambda: pyfuncitem.obj(**arguments))
+    return True

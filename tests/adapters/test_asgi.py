@@ -253,7 +253,7 @@ DEADLINE_HEADER = (b"x-deadline-ms", b"60000")
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_deadline_ends_with_the_request(fails: bool) -> None:
+async def test_deadline_ends_with_the_request(fails: bool) -> None:
     """A task that handles several requests does not keep the deadline after a request."""
     scopes: list[Any] = []
 
@@ -262,14 +262,10 @@ def test_deadline_ends_with_the_request(fails: bool) -> None:
         if fails:
             raise ValueError
 
-    async def main() -> None:
-        scope = {"type": "http", "headers": [DEADLINE_HEADER]}
-        with suppress(ValueError):
-            await OneRetryLayerMiddleware(app)(scope, None, None)  # type: ignore[arg-type]
-        scopes.append(deadlines.current_scope.get())
-
-    asyncio.run(main())
-
+    scope = {"type": "http", "headers": [DEADLINE_HEADER]}
+    with suppress(ValueError):
+        await OneRetryLayerMiddleware(app)(scope, None, None)  # type: ignore[arg-type]
+    scopes.append(deadlines.current_scope.get())
     assert [True, False] == [scope is not None for scope in scopes]
 
 

@@ -28,7 +28,7 @@ PACKAGES = pytest.mark.parametrize("package", [httpx, httpx2], ids=lambda packag
 
 
 @PACKAGES
-def test_patched_transport_is_called(package: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_patched_transport_is_called(package: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Transport methods that a test or a tracer patches after creation are called."""
 
     def handle_request(_self: object, _request: object) -> Any:
@@ -42,10 +42,11 @@ def test_patched_transport_is_called(package: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(package.HTTPTransport, "handle_request", handle_request)
     monkeypatch.setattr(package.AsyncHTTPTransport, "handle_async_request", handle_async_request)
 
-    async def main() -> str:
-        return str((await async_client.get("http://127.0.0.1:9/")).text)
-
-    assert "patched" == client.get("http://127.0.0.1:9/").text == asyncio.run(main())
+    assert (
+        "patched"
+        == client.get("http://127.0.0.1:9/").text
+        == (str((await async_client.get("http://127.0.0.1:9/")).text))
+    )
 
 
 def test_exhausted_pool_does_not_open_the_breaker(server: FlakyServerView) -> None:

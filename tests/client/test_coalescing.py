@@ -148,15 +148,11 @@ def test_lost_connection_sends_the_same_keys_again(service: FakeService) -> None
     assert [1, 5, 5, 5] == request_sizes(service)
 
 
-def test_unreachable_service_raises_an_error_for_each_call() -> None:
+async def test_unreachable_service_raises_an_error_for_each_call() -> None:
     """If a batch gets no response, each of its calls raises an error of its own."""
-
-    async def main() -> list[Any]:
-        policy = Policy(max_attempts=1)
-        async with AsyncClient("http://127.0.0.1:9", policy=policy) as client:
-            return await enqueue_all(client, 5)
-
-    errors = asyncio.run(main())
+    policy = Policy(max_attempts=1)
+    async with AsyncClient("http://127.0.0.1:9", policy=policy) as client:
+        errors = await enqueue_all(client, 5)
     assert {ServiceUnreachable} == {type(error) for error in errors}
     assert 5 == len({id(error) for error in errors})
     assert all(error.__cause__ is not None for error in errors)
@@ -188,20 +184,16 @@ def test_wrong_key_raises_an_error_for_each_call(service: FakeService) -> None:
 
 
 @pytest.mark.parametrize("options", [{"wait": 1.0}, {}])
-def test_call_with_a_wait_or_deadline_is_sent_alone(
+async def test_call_with_a_wait_or_deadline_is_sent_alone(
     service: FakeService, options: dict[str, Any]
 ) -> None:
     """A call that waits for its result, or that has a deadline, does not share its request."""
-
-    async def main() -> None:
-        async with AsyncClient(service.url) as client:
-            if options:
-                await enqueue_all(client, 4, **options)
-            else:
-                with tarry.deadline(30):
-                    await enqueue_all(client, 4)
-
-    asyncio.run(main())
+    async with AsyncClient(service.url) as client:
+        if options:
+            await enqueue_all(client, 4, **options)
+        else:
+            with tarry.deadline(30):
+                await enqueue_all(client, 4)
     assert [1] * 4 == request_sizes(service)
 
 
@@ -220,21 +212,18 @@ class DelayedBatch:
         return self._service.respond(request)
 
 
-def test_cancelled_sender_does_not_affect_other_calls(service: FakeService) -> None:
+async def test_cancelled_sender_does_not_affect_other_calls(service: FakeService) -> None:
     """If the call that sends a batch is cancelled, another call sends the batch again."""
     delayed_batch = DelayedBatch(service)
 
-    async def main() -> list[Any]:
-        async with AsyncClient(service.url) as client:
-            calls = [asyncio.create_task(client.enqueue(HOOK, key=f"key-{n}")) for n in range(6)]
-            await asyncio.to_thread(delayed_batch.is_received.wait)
-            calls[1].cancel()
-            await asyncio.wait(calls[1:2])
-            delayed_batch.can_respond.set()
-            assert calls[1].cancelled()
-            return await asyncio.gather(*calls[2:])
-
-    tasks = asyncio.run(main())
+    async with AsyncClient(service.url) as client:
+        calls = [asyncio.create_task(client.enqueue(HOOK, key=f"key-{n}")) for n in range(6)]
+        await asyncio.to_thread(delayed_batch.is_received.wait)
+        calls[1].cancel()
+        await asyncio.wait(calls[1:2])
+        delayed_batch.can_respond.set()
+        assert calls[1].cancelled()
+        tasks = await asyncio.gather(*calls[2:])
     assert ["key-2", "key-3", "key-4", "key-5"] == [task.idempotency_key for task in tasks]
     assert [1, 5, 4] == request_sizes(service)
 
@@ -287,21 +276,18 @@ def test_cancelled_sender_on_trio_does_not_affect_other_calls(service: FakeServi
     assert [1, 5, 4] == request_sizes(service)
 
 
-def test_cancelled_calls_do_not_block_the_others(service: FakeService) -> None:
+async def test_cancelled_calls_do_not_block_the_others(service: FakeService) -> None:
     """If a waiting call of a batch is cancelled, and then its sender, the others are sent again."""
     delayed_batch = DelayedBatch(service)
 
-    async def main() -> list[Any]:
-        async with AsyncClient(service.url) as client:
-            calls = [asyncio.create_task(client.enqueue(HOOK, key=f"key-{n}")) for n in range(6)]
-            await asyncio.to_thread(delayed_batch.is_received.wait)
-            for number in (2, 1):  # 1 is the sender
-                calls[number].cancel()
-                await asyncio.wait([calls[number]])
-            delayed_batch.can_respond.set()
-            return await asyncio.gather(*calls[3:])
-
-    tasks = asyncio.run(main())
+    async with AsyncClient(service.url) as client:
+        calls = [asyncio.create_task(client.enqueue(HOOK, key=f"key-{n}")) for n in range(6)]
+        await asyncio.to_thread(delayed_batch.is_received.wait)
+        for number in (2, 1):  # 1 is the sender
+            calls[number].cancel()
+            await asyncio.wait([calls[number]])
+        delayed_batch.can_respond.set()
+        tasks = await asyncio.gather(*calls[3:])
     assert ["key-3", "key-4", "key-5"] == [task.idempotency_key for task in tasks]
     assert [1, 5, 3] == request_sizes(service)
 
@@ -335,18 +321,16 @@ def test_client_works_after_a_fork(service: FakeService) -> None:
         assert "key-1" == client.enqueue(HOOK, key="key-1").idempotency_key
 
 
-def test_blocking_client_on_an_event_loop_does_not_share_requests(service: FakeService) -> None:
+async def test_blocking_client_on_an_event_loop_does_not_share_requests(
+    service: FakeService,
+) -> None:
     """On an event loop, the blocking client cannot wait for a retry, so it sends its call alone."""
-
-    async def main() -> None:
-        with Client(service.url) as client:
-            client._coalescer = None
-            first = client.enqueue(HOOK, key="key-1")
-            client._coalescer = Coalescer(ThreadEvent)
-            client._coalescer.add(EnqueueCall(ServiceApi().enqueue(HOOK, None, None, {})))
-            assert first.task_id != client.enqueue(HOOK, key="key-2").task_id
-
-    asyncio.run(main())
+    with Client(service.url) as client:
+        client._coalescer = None
+        first = client.enqueue(HOOK, key="key-1")
+        client._coalescer = Coalescer(ThreadEvent)
+        client._coalescer.add(EnqueueCall(ServiceApi().enqueue(HOOK, None, None, {})))
+        assert first.task_id != client.enqueue(HOOK, key="key-2").task_id
     assert [1, 1] == request_sizes(service)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from pathlib import Path
@@ -36,7 +35,7 @@ async def pay_in_django(request: HttpRequest) -> HttpResponse:
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=framework_of)
-def test_block_works(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_block_works(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The application of a block requires a key, and repeats the response to a known key."""
     django_app.make_app(Shop(), payments=pay_in_django)  # the settings and views of a project
     # Litestar would configure logging for all later tests.
@@ -46,18 +45,13 @@ def test_block_works(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "page.py").write_text(block.text, encoding="utf-8")
     page_globals = run_path("page.py")
 
-    async def main() -> None:
-        async with open_asgi_client(
-            page_globals.get("app") or page_globals["application"]
-        ) as client:
-            first, second = [await client.post("/payments", json={"amount": 7}) for _ in range(2)]
-            del client.headers["Idempotency-Key"]
-            without_key = await client.post("/payments", json={"amount": 7})
-        await page_globals["store"].close()
+    async with open_asgi_client(page_globals.get("app") or page_globals["application"]) as client:
+        first, second = [await client.post("/payments", json={"amount": 7}) for _ in range(2)]
+        del client.headers["Idempotency-Key"]
+        without_key = await client.post("/payments", json={"amount": 7})
+    await page_globals["store"].close()
 
-        assert (201, {"paid": 7}) == (first.status_code, first.json())
-        assert first.content == second.content
-        assert "true" == second.headers["idempotent-replayed"]
-        assert 400 == without_key.status_code
-
-    asyncio.run(main())
+    assert (201, {"paid": 7}) == (first.status_code, first.json())
+    assert first.content == second.content
+    assert "true" == second.headers["idempotent-replayed"]
+    assert 400 == without_key.status_code

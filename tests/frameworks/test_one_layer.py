@@ -22,49 +22,40 @@ ORDER = {"amount": 7, "note": "for one"}
 
 
 @pytest.mark.parametrize("path", ["/give-up", "/give-up/thread"])
-def test_failure_after_retries_has_the_header(integration: Integration, path: str) -> None:
+async def test_failure_after_retries_has_the_header(integration: Integration, path: str) -> None:
     """The response after a given-up call has X-Should-Retry: false, also for calls in a thread."""
     shop = Shop()
 
-    async def main() -> None:
-        async with open_asgi_client(integration.build(shop, OneRetryLayerMiddleware)) as client:
-            response = await client.post(path, headers={"X-Deadline-Ms": "60000"})
+    async with open_asgi_client(integration.build(shop, OneRetryLayerMiddleware)) as client:
+        response = await client.post(path, headers={"X-Deadline-Ms": "60000"})
 
-        assert 500 <= response.status_code
-        assert "false" == response.headers["x-should-retry"]
-
-    asyncio.run(main())
+    assert 500 <= response.status_code
+    assert "false" == response.headers["x-should-retry"]
     (remaining,) = shop.runs
     assert 0 < remaining <= 60
 
 
-def test_other_responses_are_unchanged(integration: Integration) -> None:
+async def test_other_responses_are_unchanged(integration: Integration) -> None:
     """The responses to an unrelated error, a 403 and a success have no X-Should-Retry."""
     shop = Shop()
 
-    async def main() -> None:
-        async with open_asgi_client(integration.build(shop, OneRetryLayerMiddleware)) as client:
-            responses = [await client.post(path) for path in ("/fail", "/forbidden", "/stream")]
-            paid = await client.post("/pay", json=ORDER)
+    async with open_asgi_client(integration.build(shop, OneRetryLayerMiddleware)) as client:
+        responses = [await client.post(path) for path in ("/fail", "/forbidden", "/stream")]
+        paid = await client.post("/pay", json=ORDER)
 
-        assert [500, 403, 200, 201] == [response.status_code for response in [*responses, paid]]
-        assert not any("x-should-retry" in response.headers for response in [*responses, paid])
-
-    asyncio.run(main())
+    assert [500, 403, 200, 201] == [response.status_code for response in [*responses, paid]]
+    assert not any("x-should-retry" in response.headers for response in [*responses, paid])
     assert ["fail", "forbidden", "stream", ORDER] == shop.runs
 
 
 @pytest.mark.parametrize("integration", DOCUMENTED_INTEGRATIONS, ids=str)
-def test_real_server(integration: Integration) -> None:
+async def test_real_server(integration: Integration) -> None:
     """The middleware works in a real server, and the lifespan of the application runs."""
     shop = Shop()
 
-    async def main() -> None:
-        async with open_server_client(integration.build(shop, OneRetryLayerMiddleware)) as client:
-            assert 201 == (await client.post("/pay", json=ORDER)).status_code
-            assert "false" == (await client.post("/give-up")).headers["x-should-retry"]
-
-    asyncio.run(main())
+    async with open_server_client(integration.build(shop, OneRetryLayerMiddleware)) as client:
+        assert 201 == (await client.post("/pay", json=ORDER)).status_code
+        assert "false" == (await client.post("/give-up")).headers["x-should-retry"]
     assert [ORDER, None] == shop.runs
     assert (["startup", "shutdown"] if integration.has_lifespan else []) == shop.lifespan_events
 
@@ -95,7 +86,7 @@ async def test_unrelated_errors_reach_the_error_handlers() -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_background_tasks_have_no_deadline(streams: bool) -> None:
+async def test_background_tasks_have_no_deadline(streams: bool) -> None:
     """A background task has no deadline, also if Starlette sends the response in another task."""
     shop = Shop()
     background_done = asyncio.Event()
@@ -116,10 +107,7 @@ def test_background_tasks_have_no_deadline(streams: bool) -> None:
         middleware=[Middleware(OneRetryLayerMiddleware)],
     )
 
-    async def main() -> None:
-        async with open_server_client(app) as client:
-            await client.post("/", headers={"X-Deadline-Ms": "60000"})
-            await background_done.wait()
-
-    asyncio.run(main())
+    async with open_server_client(app) as client:
+        await client.post("/", headers={"X-Deadline-Ms": "60000"})
+        await background_done.wait()
     assert (True, None) == (shop.runs[0] is not None, shop.runs[-1])

@@ -82,7 +82,7 @@ def test_same_key_with_another_payload_is_422(changes: dict[str, Any]) -> None:
     assert 1 == payments.runs
 
 
-def test_same_key_while_the_first_runs_is_409() -> None:
+async def test_same_key_while_the_first_runs_is_409() -> None:
     """A request whose key is in progress gets a 409 with Retry-After at once."""
     started, resume = asyncio.Event(), asyncio.Event()
     payments = PaymentsApp()
@@ -92,20 +92,17 @@ def test_same_key_while_the_first_runs_is_409() -> None:
         await resume.wait()
         await payments(scope, receive, send)
 
-    async def main() -> None:
-        app = IdempotencyMiddleware(wait_and_pay)
-        first = asyncio.create_task(send_request(app))
-        await started.wait()
-        second = await send_request(app)
-        resume.set()
+    app = IdempotencyMiddleware(wait_and_pay)
+    first = asyncio.create_task(send_request(app))
+    await started.wait()
+    second = await send_request(app)
+    resume.set()
 
-        assert 409 == second.status
-        assert "A request is outstanding for this Idempotency-Key" == second.problem["title"]
-        assert (b"1", b"true") == (second.header(b"retry-after"), second.header(b"x-should-retry"))
-        assert b"run 1" == (await first).body
-        assert (await send_request(app)).is_replayed
-
-    asyncio.run(main())
+    assert 409 == second.status
+    assert "A request is outstanding for this Idempotency-Key" == second.problem["title"]
+    assert (b"1", b"true") == (second.header(b"retry-after"), second.header(b"x-should-retry"))
+    assert b"run 1" == (await first).body
+    assert (await send_request(app)).is_replayed
     assert 1 == payments.runs
 
 

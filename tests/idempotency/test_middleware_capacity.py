@@ -32,26 +32,21 @@ def invented_credentials(number: int) -> HeaderPairs:
     ("status", "credentials"),
     [(201, no_credentials), (422, no_credentials), (422, invented_credentials)],
 )
-def test_unauthenticated_callers_do_not_fill_the_store(
-    status: int,
-    credentials: Callable[[int], HeaderPairs],
-    caplog: pytest.LogCaptureFixture,
+async def test_unauthenticated_callers_do_not_fill_the_store(
+    status: int, credentials: Callable[[int], HeaderPairs], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Many requests without valid credentials neither block other callers nor fill the log."""
     payments = PaymentsApp(status)
 
-    async def main() -> None:
-        app = IdempotencyMiddleware(payments, MemoryStore(20))
-        for number in range(100):
-            await send_request(app, key=b"%d" % number, headers=credentials(number))
-        payments.status = 201
-        first = await send_request(app, headers=ALICE)
-        second = await send_request(app, headers=ALICE)
+    app = IdempotencyMiddleware(payments, MemoryStore(20))
+    for number in range(100):
+        await send_request(app, key=b"%d" % number, headers=credentials(number))
+    payments.status = 201
+    first = await send_request(app, headers=ALICE)
+    second = await send_request(app, headers=ALICE)
 
-        assert (201, False) == (first.status, first.is_replayed)
-        assert (201, True) == (second.status, second.is_replayed)
-
-    asyncio.run(main())
+    assert (201, False) == (first.status, first.is_replayed)
+    assert (201, True) == (second.status, second.is_replayed)
     assert len(caplog.records) <= 1
     assert all(line.exc_info is None for line in caplog.records)
 

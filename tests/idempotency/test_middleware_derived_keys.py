@@ -57,20 +57,16 @@ def fail_in_first_run(payments: PaymentsApp, order: Order) -> App:
 
 
 @pytest.mark.parametrize(
-    ("order", "payments_per_run"),
-    [(order_once, 1), (order_twice, 2), (order_with_named_key, 1)],
+    ("order", "payments_per_run"), [(order_once, 1), (order_twice, 2), (order_with_named_key, 1)]
 )
-def test_a_handler_that_runs_again_pays_once(order: Order, payments_per_run: int) -> None:
+async def test_a_handler_that_runs_again_pays_once(order: Order, payments_per_run: int) -> None:
     """The second run of a request repeats its calls with the keys of the first run."""
     payments = PaymentsApp()
 
-    async def main() -> None:
-        app = IdempotencyMiddleware(fail_in_first_run(payments, order))
-        with pytest.raises(RuntimeError, match="the database"):
-            await send_request(app, path="/orders")
-        assert 201 == (await send_request(app, path="/orders")).status
-
-    asyncio.run(main())
+    app = IdempotencyMiddleware(fail_in_first_run(payments, order))
+    with pytest.raises(RuntimeError, match="the database"):
+        await send_request(app, path="/orders")
+    assert 201 == (await send_request(app, path="/orders")).status
     assert payments_per_run == payments.runs
 
 
@@ -78,37 +74,30 @@ def test_a_handler_that_runs_again_pays_once(order: Order, payments_per_run: int
 @pytest.mark.parametrize(
     "other", [{"key": b"other"}, {"headers": BOB}, {"path": "/subscriptions"}, {"key": None}]
 )
-def test_another_request_pays_again(order: Order, other: dict[str, Any]) -> None:
+async def test_another_request_pays_again(order: Order, other: dict[str, Any]) -> None:
     """A request with another key, caller or path, or without a key, makes its own payments."""
     payments = PaymentsApp()
 
-    async def main() -> None:
-        app = IdempotencyMiddleware(fail_in_first_run(payments, order))
-        with pytest.raises(RuntimeError, match="the database"):
-            await send_request(app, path="/orders", headers=ALICE)
-        await send_request(app, **{"path": "/orders", "headers": ALICE, **other})
-
-    asyncio.run(main())
+    app = IdempotencyMiddleware(fail_in_first_run(payments, order))
+    with pytest.raises(RuntimeError, match="the database"):
+        await send_request(app, path="/orders", headers=ALICE)
+    await send_request(app, **{"path": "/orders", "headers": ALICE, **other})
     assert 2 == payments.runs
 
 
-def test_request_ends_with_its_handler() -> None:
+async def test_request_ends_with_its_handler() -> None:
     """The context has no current request before and after a request, also if the handler raises."""
+    are_set: list[bool] = []
 
-    async def main() -> list[bool]:
-        are_set: list[bool] = []
+    async def app(*_: object) -> None:
+        are_set.append(current_request.get() is not None)
+        raise RuntimeError
 
-        async def app(*_: object) -> None:
-            are_set.append(current_request.get() is not None)
-            raise RuntimeError
-
-        for key in (b"a", None):
-            with pytest.raises(RuntimeError):
-                await send_request(IdempotencyMiddleware(app), key=key)
-            are_set.append(current_request.get() is not None)
-        return are_set
-
-    assert [True, False, False, False] == asyncio.run(main())
+    for key in (b"a", None):
+        with pytest.raises(RuntimeError):
+            await send_request(IdempotencyMiddleware(app), key=key)
+        are_set.append(current_request.get() is not None)
+    assert [True, False, False, False] == (are_set)
 
 
 async def test_closed_request_leaves_other_contexts_unchanged() -> None:

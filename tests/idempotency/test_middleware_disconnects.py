@@ -108,7 +108,7 @@ def test_handler_sees_the_disconnect_after_its_response() -> None:
     assert ["http.disconnect"] == received
 
 
-def test_waiting_task_ends_when_the_handler_fails() -> None:
+async def test_waiting_task_ends_when_the_handler_fails() -> None:
     """A task that waits for the disconnect receives it when the handler fails."""
     received: list[str] = []
     tasks: list[asyncio.Task[None]] = []
@@ -123,12 +123,9 @@ def test_waiting_task_ends_when_the_handler_fails() -> None:
         await asyncio.sleep(0)
         raise RuntimeError("a bug")
 
-    async def main() -> None:
-        with pytest.raises(RuntimeError, match="a bug"):
-            await send_and_disconnect(IdempotencyMiddleware(app))
-        await tasks[0]
-
-    asyncio.run(main())
+    with pytest.raises(RuntimeError, match="a bug"):
+        await send_and_disconnect(IdempotencyMiddleware(app))
+    await tasks[0]
     assert ["http.disconnect"] == received
 
 
@@ -145,16 +142,13 @@ def make_streaming_app(received: list[str]) -> App:
     return app
 
 
-def test_stream_sees_the_disconnect() -> None:
+async def test_stream_sees_the_disconnect() -> None:
     """An event stream receives the disconnect; a retry gets a problem with the original status."""
     received: list[str] = []
 
-    async def main() -> None:
-        app = IdempotencyMiddleware(make_streaming_app(received))
-        await send_and_disconnect(app)
-        assert 200 == (await send_request(app)).problem["originalStatus"]
-
-    asyncio.run(main())
+    app = IdempotencyMiddleware(make_streaming_app(received))
+    await send_and_disconnect(app)
+    assert 200 == (await send_request(app)).problem["originalStatus"]
     assert ["http.disconnect"] == received
 
 

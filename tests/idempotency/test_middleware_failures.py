@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -38,16 +37,13 @@ async def test_raising_handler_releases_the_key() -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 405, 407, 408, 425, 429, 500, 503])
-def test_retryable_response_is_not_stored(status: int) -> None:
+async def test_retryable_response_is_not_stored(status: int) -> None:
     """A response such as 401 or 503, which a later request may not get, is not stored."""
     payments = PaymentsApp(status)
     app = IdempotencyMiddleware(payments)
 
-    async def main() -> None:
-        assert status == (await send_request(app)).status
-        assert (status, False) == ((second := await send_request(app)).status, second.is_replayed)
-
-    asyncio.run(main())
+    assert status == (await send_request(app)).status
+    assert (status, False) == ((second := await send_request(app)).status, second.is_replayed)
     assert 2 == payments.runs
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 import time
 from contextlib import closing
@@ -66,7 +65,7 @@ async def test_default_clock_is_unix_time(tmp_path: Path) -> None:
     assert before - 0.001 <= existing.record.free_at - 30.0 <= existing.now <= time.time() + 0.001
 
 
-def test_clock_is_read_under_the_lock(tmp_path: Path) -> None:
+async def test_clock_is_read_under_the_lock(tmp_path: Path) -> None:
     """The clock is not read before the write lock is acquired: the time would be outdated."""
     clock_reads: list[float] = []
 
@@ -74,17 +73,14 @@ def test_clock_is_read_under_the_lock(tmp_path: Path) -> None:
         clock_reads.append(0.0)
         return 0.0
 
-    async def main() -> None:
-        store = SqliteStore(tmp_path / "keys.db", busy_timeout=0.01, clock=clock)
-        await store.sweep(1)
-        clock_reads.clear()
-        with closing(sqlite3.connect(tmp_path / "keys.db")) as other:
-            other.execute("BEGIN IMMEDIATE")
-            with pytest.raises(sqlite3.OperationalError, match="locked"):
-                await store.claim("k", "print", "owner", 30.0)
-        await store.close()
-
-    asyncio.run(main())
+    store = SqliteStore(tmp_path / "keys.db", busy_timeout=0.01, clock=clock)
+    await store.sweep(1)
+    clock_reads.clear()
+    with closing(sqlite3.connect(tmp_path / "keys.db")) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            await store.claim("k", "print", "owner", 30.0)
+    await store.close()
     assert [] == clock_reads
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,13 +65,9 @@ def test_retries_can_be_turned_on_again(driver: Driver, clock: VirtualClock) -> 
     assert 2 == len(dependency.starts)
 
 
-def test_plain_function_may_run_on_an_event_loop(clock: VirtualClock) -> None:
+async def test_plain_function_may_run_on_an_event_loop(clock: VirtualClock) -> None:
     """While retries are off, a plain function may run on an event loop: it never waits."""
-
-    async def main() -> object:
-        return tarry.call(Dependency(clock, OK).call, on=ConnectionError)
-
-    assert "done" == asyncio.run(main())
+    assert "done" == (tarry.call(Dependency(clock, OK).call, on=ConnectionError))
 
 
 @pytest.mark.parametrize("value", ["no", 0, 1, None], ids=repr)

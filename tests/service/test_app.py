@@ -88,18 +88,14 @@ def test_no_folder_is_created_for_a_store(
     assert [] == list(tmp_path.iterdir())
 
 
-def test_a_new_store_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_new_store_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The first start logs where it has created an empty store, the next one logs nothing."""
     path = tmp_path / "tarry.db"
 
-    async def start_twice() -> None:
-        for must_exist in (False, True):
-            store = make_store(str(path), must_exist=must_exist)
-            await store.open()
-            await store.close()
-
-    asyncio.run(start_twice())
-
+    for must_exist in (False, True):
+        store = make_store(str(path), must_exist=must_exist)
+        await store.open()
+        await store.close()
     messages = [(each.levelname, each.message) for each in caplog.records]
     assert [("WARNING", f"created an empty store at sqlite:{path}")] == messages
 
@@ -114,7 +110,7 @@ def test_a_new_store_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFix
         ("bodies", 0o750, []),
     ],
 )
-def test_a_restored_file_that_others_can_read_is_reported(
+async def test_a_restored_file_that_others_can_read_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, mode: int, warnings: list[str]
 ) -> None:
     """A warning names the mode and the command that changes it; the mode stays."""
@@ -122,11 +118,7 @@ def test_a_restored_file_that_others_can_read_is_reported(
     path.mkdir() if name == "bodies" else path.touch()
     path.chmod(mode)
 
-    async def main() -> None:
-        Service(Settings(store=f"sqlite:{tmp_path / 'tarry.db'}"))
-
-    asyncio.run(main())
-
+    Service(Settings(store=f"sqlite:{tmp_path / 'tarry.db'}"))
     expected = [f"other users have access to {path} ({text.format(path=path)}" for text in warnings]
     assert expected == caplog.messages
     assert mode == path.stat().st_mode & 0o777
@@ -149,42 +141,37 @@ def test_an_unknown_store_is_an_error() -> None:
         make_store("mysql:")
 
 
-def test_a_tenant_limit_of_zero_is_no_limit(tmp_path: Path) -> None:
+async def test_a_tenant_limit_of_zero_is_no_limit(tmp_path: Path) -> None:
     """`tenant_pending` and `tenant_lanes` are limits of the engine, unless they are 0."""
-
-    async def main() -> list[tuple[int | None, int | None]]:
-        settings = Settings(store="memory:", bodies=str(tmp_path))
-        limits = [
-            Service(replace(settings, tenant_pending=n, tenant_lanes=2 * n)).engine.limits
-            for n in (0, 5)
-        ]
-        return [(each.max_tenant_unfinished_tasks, each.max_tenant_lanes) for each in limits]
-
-    assert [(None, None), (5, 10)] == asyncio.run(main())
+    settings = Settings(store="memory:", bodies=str(tmp_path))
+    limits = [
+        Service(replace(settings, tenant_pending=n, tenant_lanes=2 * n)).engine.limits
+        for n in (0, 5)
+    ]
+    assert [(None, None), (5, 10)] == (
+        [(each.max_tenant_unfinished_tasks, each.max_tenant_lanes) for each in limits]
+    )
 
 
 @pytest.mark.parametrize(("limit", "status"), [(2, 429), (0, 201)])
-def test_policy_versions_of_a_tenant_are_limited_by_the_settings(
+async def test_policy_versions_of_a_tenant_are_limited_by_the_settings(
     tmp_path: Path, limit: int, status: int
 ) -> None:
     """Above `tenant_policy_versions`, a new policy is a 429; 0 is no limit."""
     settings = Settings(store="memory:", bodies=str(tmp_path), tenant_policy_versions=limit)
 
-    async def main() -> list[int]:
-        service = Service(settings)
-        await service.open()
-        async with connect(service) as client:
-            responses = [
-                await client.post("/retry-policies", json={"policyId": f"p{number}"})
-                for number in (1, 2, 3)
-            ]
-        await service.close()
-        return [response.status_code for response in responses]
-
-    assert [201, 201, status] == asyncio.run(main())
+    service = Service(settings)
+    await service.open()
+    async with connect(service) as client:
+        responses = [
+            await client.post("/retry-policies", json={"policyId": f"p{number}"})
+            for number in (1, 2, 3)
+        ]
+    await service.close()
+    assert [201, 201, status] == ([response.status_code for response in responses])
 
 
-def test_limits_of_downstreams_in_the_settings_apply(tmp_path: Path) -> None:
+async def test_limits_of_downstreams_in_the_settings_apply(tmp_path: Path) -> None:
     """A lane that matches a pattern of the settings file has its limits, others do not."""
     file = tmp_path / "tarry.toml"
     file.write_text("""
@@ -196,34 +183,29 @@ concurrency = 2
 """)
     loaded = load_settings({"store": "memory:", "bodies": str(tmp_path)}, {}, file)
 
-    async def main() -> list[tuple[float | None, int]]:
-        lanes = Service(loaded.settings).engine._context.lanes
-        names = ("trial-1/https:a.example.com:443", "acme/https:a.example.com:443")
-        limiters = [lanes[name].downstream.limiter for name in names]
-        return [(limiter.rate, limiter._max_in_flight) for limiter in limiters]
-
-    assert [(3.0, 2), (None, 128)] == asyncio.run(main())
+    lanes = Service(loaded.settings).engine._context.lanes
+    names = ("trial-1/https:a.example.com:443", "acme/https:a.example.com:443")
+    limiters = [lanes[name].downstream.limiter for name in names]
+    assert [(3.0, 2), (None, 128)] == (
+        [(limiter.rate, limiter._max_in_flight) for limiter in limiters]
+    )
 
 
 @pytest.mark.parametrize(("is_writable", "status"), [(True, 200), (False, 503)])
-def test_a_service_that_cannot_store_bodies_is_not_ready(
+async def test_a_service_that_cannot_store_bodies_is_not_ready(
     tmp_path: Path, *, is_writable: bool, status: int
 ) -> None:
     """`/readyz` writes to the storage of bodies and names it if this fails."""
     bodies = tmp_path / "bodies"
 
-    async def main() -> httpx.Response:
-        service = Service(Settings(store="memory:", bodies=str(bodies)))
-        await service.open()
-        if not is_writable:
-            bodies.rmdir()
-            bodies.touch()
-        async with connect(service) as client:
-            response = await client.get("/readyz")
-        await service.close()
-        return response
-
-    response = asyncio.run(main())
+    service = Service(Settings(store="memory:", bodies=str(bodies)))
+    await service.open()
+    if not is_writable:
+        bodies.rmdir()
+        bodies.touch()
+    async with connect(service) as client:
+        response = await client.get("/readyz")
+    await service.close()
     assert status == response.status_code
     assert ([] if is_writable else ["bodies"]) == list(response.json().get("failing", {}))
 
@@ -239,29 +221,21 @@ def test_waits_and_event_streams_leave_connections_for_other_tenants(
     assert expected == (limits.max_waiting_requests, limits.max_event_streams)
 
 
-def test_signing_secrets_are_shared_only_if_configured(tmp_path: Path) -> None:
+async def test_signing_secrets_are_shared_only_if_configured(tmp_path: Path) -> None:
     """The secrets of the settings sign for the tenant `default`, or for all tenants."""
-
-    async def main() -> list[str | None]:
-        settings = Settings(store="memory:", bodies=str(tmp_path))
-        shared = Settings(store="memory:", bodies=str(tmp_path), share_signing_secrets=True)
-        services = [Service(settings), Service(shared)]
-        return [service.engine.signers._fallback_tenant for service in services]
-
-    assert ["default", None] == asyncio.run(main())
+    settings = Settings(store="memory:", bodies=str(tmp_path))
+    shared = Settings(store="memory:", bodies=str(tmp_path), share_signing_secrets=True)
+    services = [Service(settings), Service(shared)]
+    assert ["default", None] == ([service.engine.signers._fallback_tenant for service in services])
 
 
-def test_on_blocked_decides_whether_tasks_wait(tmp_path: Path) -> None:
+async def test_on_blocked_decides_whether_tasks_wait(tmp_path: Path) -> None:
     """The engine parks the lane of a blocked target only with `on_blocked` "wait"."""
-
-    async def main() -> list[float | None]:
-        services = [
-            Service(Settings(store="memory:", bodies=str(tmp_path), on_blocked=on_blocked))
-            for on_blocked in ("fail", "wait")
-        ]
-        return [service.engine._context.blocked_pause_s for service in services]
-
-    assert [None, 60.0] == asyncio.run(main())
+    services = [
+        Service(Settings(store="memory:", bodies=str(tmp_path), on_blocked=on_blocked))
+        for on_blocked in ("fail", "wait")
+    ]
+    assert [None, 60.0] == ([service.engine._context.blocked_pause_s for service in services])
 
 
 @pytest.fixture
@@ -282,44 +256,38 @@ LONGEST_HOST = f"{'.'.join(['x' * 61] * 4)}.local"
 
 @pytest.mark.usefixtures("lookups")
 @pytest.mark.parametrize("host", ["billing.internal", LONGEST_HOST], ids=len)
-def test_dead_letter_of_a_blocked_target_has_the_setting(tmp_path: Path, host: str) -> None:
+async def test_dead_letter_of_a_blocked_target_has_the_setting(tmp_path: Path, host: str) -> None:
     """Lists and the attempt log have the value to paste, also for the longest host name."""
-
-    async def main() -> list[str]:
-        settings = Settings(store="memory:", bodies=str(tmp_path), on_blocked="fail")
-        service = Service(settings)
-        await service.open()
-        async with connect(service) as client:
-            created = await client.post(
-                "/retry-tasks",
-                json={"targetUrl": f"http://{host}/"},
-                headers={"Prefer": "wait=10"},
-            )
-            attempts = f"/retry-tasks/{created.json()['taskId']}/attempts"
-            fields = [
-                ("/dead-letters", "lastError"),
-                ("/dead-letters/groups", "newestError"),
-                ("/retry-tasks", "lastError"),
-                (attempts, "errorMessage"),
-            ]
-            errors = [(await client.get(path)).json()["items"][0][name] for path, name in fields]
-        await service.close()
-        assert "EXHAUSTED" == created.json()["status"]
-        return errors
-
     setting = f"the operator can allow it: --allow-target {host} (setting allow_target)"
-    assert [setting] * 4 == [error.partition("; ")[2] for error in asyncio.run(main())]
+    settings = Settings(store="memory:", bodies=str(tmp_path), on_blocked="fail")
+    service = Service(settings)
+    await service.open()
+    async with connect(service) as client:
+        created = await client.post(
+            "/retry-tasks", json={"targetUrl": f"http://{host}/"}, headers={"Prefer": "wait=10"}
+        )
+        attempts = f"/retry-tasks/{created.json()['taskId']}/attempts"
+        fields = [
+            ("/dead-letters", "lastError"),
+            ("/dead-letters/groups", "newestError"),
+            ("/retry-tasks", "lastError"),
+            (attempts, "errorMessage"),
+        ]
+        errors = [(await client.get(path)).json()["items"][0][name] for path, name in fields]
+    await service.close()
+    assert "EXHAUSTED" == created.json()["status"]
+    assert [setting] * 4 == [error.partition("; ")[2] for error in (errors)]
 
 
-def test_http_and_grpc_share_the_slots_for_lookups(tmp_path: Path, lookups: list[str]) -> None:
+async def test_http_and_grpc_share_the_slots_for_lookups(
+    tmp_path: Path, lookups: list[str]
+) -> None:
     """A name is looked up once for both clients, so a tenant does not have a share in each."""
-
-    async def main() -> list[Fault | None]:
-        delivery = Service(Settings(store="memory:", bodies=str(tmp_path)))._delivery_client
-        urls = ["http://a.example/", "grpc://a.example:1/S/M"]
-        return [result.fault for result in await send_all(delivery, *map(new_request, urls))]
-
-    assert [Fault.BLOCKED, Fault.BLOCKED] == asyncio.run(main())
+    delivery = Service(Settings(store="memory:", bodies=str(tmp_path)))._delivery_client
+    urls = ["http://a.example/", "grpc://a.example:1/S/M"]
+    assert [Fault.BLOCKED, Fault.BLOCKED] == (
+        [result.fault for result in await send_all(delivery, *map(new_request, urls))]
+    )
     assert ["a.example"] == lookups
 
 

@@ -221,26 +221,24 @@ async def test_cancelled_caller_does_not_affect_others() -> None:
     assert [[1, 2]] == commit.calls
 
 
-def test_posted_items_share_groups_with_submitted_items(caplog: pytest.LogCaptureFixture) -> None:
+async def test_posted_items_share_groups_with_submitted_items(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The error of a group without a caller is logged, and the next group is committed."""
+    commit = DoublingCommit()
+    group_commit = AsyncGroupCommit(commit, max_items=10, max_pending=100)
+    group_commit.post(1)
+    second = group_commit.submit([2])
+    commit.may_finish.set()
+    assert [4] == list(await second)
+    assert [[1, 2]] == commit.calls
 
-    async def main() -> None:
-        commit = DoublingCommit()
-        group_commit = AsyncGroupCommit(commit, max_items=10, max_pending=100)
-        group_commit.post(1)
-        second = group_commit.submit([2])
-        commit.may_finish.set()
-        assert [4] == list(await second)
-        assert [[1, 2]] == commit.calls
-
-        commit.error = StoreUnavailable("disk full")
-        group_commit.post(3)
-        await group_commit.flush()
-        commit.error = None
-        assert [8] == list(await group_commit.submit([4]))
-        assert 0 == group_commit.pending_count
-
-    asyncio.run(main())
+    commit.error = StoreUnavailable("disk full")
+    group_commit.post(3)
+    await group_commit.flush()
+    commit.error = None
+    assert [8] == list(await group_commit.submit([4]))
+    assert 0 == group_commit.pending_count
     assert ["group commit failed, and no caller waits for its result"] == [
         each.message for each in caplog.records
     ]

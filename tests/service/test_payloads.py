@@ -120,16 +120,12 @@ async def test_bodies_of_an_unmounted_folder_are_unavailable_not_lost(tmp_path: 
     assert [b"one", b"two"] == [await payloads.read(content) for content in contents]
 
 
-def test_location_is_stable(tmp_path: Path) -> None:
+async def test_location_is_stable(tmp_path: Path) -> None:
     """Concurrent first bodies, restarts and other processes use the same location."""
-
-    async def main() -> set[str]:
-        first, second = (BodyStore(str(tmp_path), max_object_bytes=100) for _ in range(2))
-        put = await asyncio.gather(*(first.put("default", f"t{n}", b"x") for n in range(9)))
-        put.append(await second.put("default", "t", b"x"))
-        return {ref.split("/")[1] for ref, _ in put}
-
-    assert 1 == len(asyncio.run(main()))
+    first, second = (BodyStore(str(tmp_path), max_object_bytes=100) for _ in range(2))
+    put = await asyncio.gather(*(first.put("default", f"t{n}", b"x") for n in range(9)))
+    put.append(await second.put("default", "t", b"x"))
+    assert 1 == len({ref.split("/")[1] for ref, _ in put})
 
 
 def test_body_in_a_folder_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +274,7 @@ async def test_hanging_storage_is_unavailable(monkeypatch: pytest.MonkeyPatch) -
     assert {"the storage of bodies failed: no response within 0.05 seconds"} == {*map(str, errors)}
 
 
-def test_failing_storage_is_tried_four_times(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failing_storage_is_tried_four_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call raises StoreUnavailable after four requests."""
     requests: list[bytes] = []
 
@@ -287,11 +283,8 @@ def test_failing_storage_is_tried_four_times(monkeypatch: pytest.MonkeyPatch) ->
         writer.write(b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         await writer.drain()
 
-    async def main() -> None:
-        async with run_server(fail) as server:
-            payloads = _s3_body_store(monkeypatch, server.url)
-            with pytest.raises(StoreUnavailable, match="storage of bodies failed"):
-                await payloads.delete_unreferenced(_no_task_exists, now=4e9, limit=10)
-
-    asyncio.run(main())
+    async with run_server(fail) as server:
+        payloads = _s3_body_store(monkeypatch, server.url)
+        with pytest.raises(StoreUnavailable, match="storage of bodies failed"):
+            await payloads.delete_unreferenced(_no_task_exists, now=4e9, limit=10)
     assert 4 == len(requests)

@@ -82,28 +82,27 @@ def test_a_step_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("has_loop", [True, False])
-def test_the_watchdog_ends_the_process(has_loop: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_watchdog_ends_the_process(
+    has_loop: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """After its timeout, the watchdog logs the running tasks, and exits with its code."""
     sleeps: list[float] = []
     codes: list[int] = []
 
-    async def main() -> None:
-        exited = asyncio.Event()
-        loop = asyncio.get_running_loop()
+    exited = asyncio.Event()
+    loop = asyncio.get_running_loop()
 
-        def exit_process(code: int) -> None:
-            codes.append(code)
-            loop.call_soon_threadsafe(exited.set)
+    def exit_process(code: int) -> None:
+        codes.append(code)
+        loop.call_soon_threadsafe(exited.set)
 
-        watchdog = ShutdownWatchdog(GRACE_S, 4, exit_process=exit_process, sleep=sleeps.append)
-        watchdog.loop = loop if has_loop else None
-        task = asyncio.ensure_future(ignore_cancellations(0))
-        watchdog.start()
-        watchdog.start()
-        await exited.wait()
-        task.cancel()
-
-    asyncio.run(main())
+    watchdog = ShutdownWatchdog(GRACE_S, 4, exit_process=exit_process, sleep=sleeps.append)
+    watchdog.loop = loop if has_loop else None
+    task = asyncio.ensure_future(ignore_cancellations(0))
+    watchdog.start()
+    watchdog.start()
+    await exited.wait()
+    task.cancel()
     assert [4] == codes
     assert GRACE_S == pytest.approx(sum(sleeps))
     [message] = caplog.messages

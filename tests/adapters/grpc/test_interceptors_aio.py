@@ -155,21 +155,17 @@ def test_inner_interceptor_sees_every_attempt() -> None:
     assert [None, "1"] == seen
 
 
-def test_stream_error_after_the_first_message(service: FakeService) -> None:
+async def test_stream_error_after_the_first_message(service: FakeService) -> None:
     """An error after the first message is raised at once, without a note."""
     service.steps, service.messages_before_step = ["UNAVAILABLE"], 1
 
-    async def main() -> Any:
-        async with open_async_channel(service.target) as channel:
-            stream = channel.unary_stream(WATCH)(b"")
-            assert b"one" == await stream.read()
-            with pytest.raises(grpc.RpcError) as caught:
-                await stream.read()
-            assert UNAVAILABLE == await stream.code()
-            return caught.value
-
-    error = asyncio.run(main())
-
+    async with open_async_channel(service.target) as channel:
+        stream = channel.unary_stream(WATCH)(b"")
+        assert b"one" == await stream.read()
+        with pytest.raises(grpc.RpcError) as caught:
+            await stream.read()
+        assert UNAVAILABLE == await stream.code()
+        error = caught.value
     assert UNAVAILABLE == error.code()
     assert tarry.record_of(error) is None
     assert 1 == service.attempts
@@ -221,19 +217,17 @@ async def test_stream_cancelled_after_its_headers(
         assert await asyncio.to_thread(service.hold_ended.wait, 10)
 
 
-def test_messages_after_the_headers(service: FakeService) -> None:
+async def test_messages_after_the_headers(service: FakeService) -> None:
     """A stream whose headers arrive before its messages returns all messages."""
     service.headers = [("shop", "north")]
 
-    async def main() -> list[bytes]:
-        async with open_async_channel(service.target) as channel:
-            return [message async for message in channel.unary_stream(WATCH)(b"")]
-
-    assert [b"one", b"two"] == asyncio.run(main())
+    async with open_async_channel(service.target) as channel:
+        result = [message async for message in channel.unary_stream(WATCH)(b"")]
+    assert [b"one", b"two"] == result
 
 
 @pytest.mark.parametrize("headers", [[], [("shop", "north")]])
-def test_stream_error_after_the_headers(
+async def test_stream_error_after_the_headers(
     service: FakeService, headers: list[tuple[str, str]]
 ) -> None:
     """An error some time after the headers is raised at once, without a note (gRFC A6)."""
@@ -241,32 +235,24 @@ def test_stream_error_after_the_headers(
     service.steps, service.headers = ["UNAVAILABLE"], headers
     service.before_step = has_metadata.wait
 
-    async def main() -> Any:
-        async with open_async_channel(service.target) as channel:
-            stream = channel.unary_stream(WATCH)(b"")
-            await stream.initial_metadata()
-            has_metadata.set()
-            with pytest.raises(grpc.RpcError) as caught:
-                await stream.read()
-            return caught.value
-
-    error = asyncio.run(main())
-
+    async with open_async_channel(service.target) as channel:
+        stream = channel.unary_stream(WATCH)(b"")
+        await stream.initial_metadata()
+        has_metadata.set()
+        with pytest.raises(grpc.RpcError) as caught:
+            await stream.read()
+        error = caught.value
     assert UNAVAILABLE == error.code()
     assert tarry.record_of(error) is None
     assert 1 == service.attempts
 
 
-def test_empty_stream_is_a_success(service: FakeService) -> None:
+async def test_empty_stream_is_a_success(service: FakeService) -> None:
     """After a failed attempt, a stream that ends without messages is a success."""
     service.steps, service.messages = ["UNAVAILABLE"], []
 
-    async def main() -> None:
-        async with open_async_channel(service.target) as channel:
-            stream = channel.unary_stream(WATCH)(b"")
-            assert [] == [message async for message in stream]
-            assert grpc.StatusCode.OK == await stream.code()
-
-    asyncio.run(main())
-
+    async with open_async_channel(service.target) as channel:
+        stream = channel.unary_stream(WATCH)(b"")
+        assert [] == [message async for message in stream]
+        assert grpc.StatusCode.OK == await stream.code()
     assert 2 == service.attempts

@@ -296,7 +296,7 @@ def test_thread_does_not_keep_the_deadline(serve: Any) -> None:
     assert [True, False] == [scope is not None for scope in scopes]
 
 
-def test_deadline_ends_with_the_response() -> None:
+async def test_deadline_ends_with_the_response() -> None:
     """A background task of a handler has no deadline after the response."""
     remaining: list[Any] = []
     background_tasks: list[asyncio.Task[None]] = []
@@ -305,28 +305,24 @@ def test_deadline_ends_with_the_response() -> None:
         await responded.wait()
         remaining.append(tarry.remaining())
 
-    async def main() -> None:
-        responded = asyncio.Event()
+    responded = asyncio.Event()
 
-        async def charge(_request: bytes, _context: Any) -> bytes:
-            background_tasks.append(asyncio.create_task(run_in_background(responded)))
-            remaining.append(tarry.remaining())
-            return b"paid"
+    async def charge(_request: bytes, _context: Any) -> bytes:
+        background_tasks.append(asyncio.create_task(run_in_background(responded)))
+        remaining.append(tarry.remaining())
+        return b"paid"
 
-        server = grpc.aio.server(interceptors=[AsyncOneRetryLayerInterceptor()])
-        methods = {"Charge": grpc.unary_unary_rpc_method_handler(charge)}
-        handlers = grpc.method_handlers_generic_handler("shop.Payments", methods)
-        server.add_generic_rpc_handlers((handlers,))
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            await channel.unary_unary(CHARGE)(b"", timeout=60)
-        responded.set()
-        await background_tasks[0]
-        await server.stop(None)
-
-    asyncio.run(main())
-
+    server = grpc.aio.server(interceptors=[AsyncOneRetryLayerInterceptor()])
+    methods = {"Charge": grpc.unary_unary_rpc_method_handler(charge)}
+    handlers = grpc.method_handlers_generic_handler("shop.Payments", methods)
+    server.add_generic_rpc_handlers((handlers,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        await channel.unary_unary(CHARGE)(b"", timeout=60)
+    responded.set()
+    await background_tasks[0]
+    await server.stop(None)
     assert [True, False] == [seconds is not None for seconds in remaining]
 
 

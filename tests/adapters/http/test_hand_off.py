@@ -6,7 +6,6 @@ breaker of the service stays closed for the next test.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -420,25 +419,20 @@ def test_hedged_request_is_handed_off(
     assert 1 == len(set(server.header_values("Idempotency-Key")))
 
 
-def test_total_timeout_of_aiohttp_does_not_end_the_hand_off(
+async def test_total_timeout_of_aiohttp_does_not_end_the_hand_off(
     running_service: Service, server: FlakyServerView
 ) -> None:
     """The session's total timeout ends the call, but not the hand-off."""
-
-    async def call() -> tarry.HandedOff:
-        async with (
-            tarry.AsyncClient(f"http://127.0.0.1:{running_service.port}") as service,
-            aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=0.2),
-                middlewares=(RetryMiddleware(hand_off=service),),
-            ) as session,
-        ):
-            with pytest.raises(tarry.HandedOff) as caught:
-                await session.put(server.url("hang,200"), data=BODY)
-            return caught.value
-
-    error = asyncio.run(call())
-
+    async with (
+        tarry.AsyncClient(f"http://127.0.0.1:{running_service.port}") as service,
+        aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=0.2),
+            middlewares=(RetryMiddleware(hand_off=service),),
+        ) as session,
+    ):
+        with pytest.raises(tarry.HandedOff) as caught:
+            await session.put(server.url("hang,200"), data=BODY)
+        error = caught.value
     assert isinstance(error.__cause__, TimeoutError)
     assert "SUCCEEDED" == wait_for_final_status(running_service, error)
 

@@ -32,7 +32,7 @@ async def test_readiness_is_503_while_a_component_fails(api: ApiHarness) -> None
     assert 200 == (await api.request("GET", "/readyz")).status
 
 
-def test_readiness_pings_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_readiness_pings_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store is pinged at most once per second."""
     pings: list[int] = []
 
@@ -41,18 +41,14 @@ def test_readiness_pings_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
         msg = "disk full"
         raise StoreUnavailable(msg)
 
-    async def test(api: ApiHarness) -> None:
-        for _ in range(3):
-            assert {"adding": "disk full"} == (await api.request("GET", "/readyz")).problem[
-                "failing"
-            ]
-        assert 1 == len(pings)
-        api.time.ms += 1_000
-        await api.request("GET", "/readyz")
-        assert 2 == len(pings)
-
     monkeypatch.setattr(ReferenceStore, "ping", ping)
-    run_with_api(test)
+    api = ApiHarness()
+    for _ in range(3):
+        assert {"adding": "disk full"} == (await api.request("GET", "/readyz")).problem["failing"]
+    assert 1 == len(pings)
+    api.time.ms += 1_000
+    await api.request("GET", "/readyz")
+    assert 2 == len(pings)
 
 
 async def test_causes_are_hidden_where_keys_are_required() -> None:
@@ -121,7 +117,7 @@ def test_readiness_checks_the_body_store(caplog: pytest.LogCaptureFixture) -> No
     ] == [(record.levelno, record.message) for record in caplog.records]
 
 
-def test_concurrent_requests_wait_for_the_same_check(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_requests_wait_for_the_same_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """No request returns 200 while the first check of the body store still runs."""
     checks: list[asyncio.Event] = []
 
@@ -131,18 +127,16 @@ def test_concurrent_requests_wait_for_the_same_check(monkeypatch: pytest.MonkeyP
         msg = "wrong secret"
         raise BodyStoreUnavailable(msg)
 
-    async def test(api: ApiHarness) -> None:
-        requests = [asyncio.create_task(api.request("GET", "/readyz")) for _ in range(2)]
-        for _ in range(10):
-            await asyncio.sleep(0)
-        (check,) = checks
-        check.set()
-
-        assert [503, 503] == [(await request).status for request in requests]
-        assert 1 == len(checks)
-
     monkeypatch.setattr(FakePayloads, "check", check_slowly)
-    run_with_api(test)
+    api = ApiHarness()
+    requests = [asyncio.create_task(api.request("GET", "/readyz")) for _ in range(2)]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    (check,) = checks
+    check.set()
+
+    assert [503, 503] == [(await request).status for request in requests]
+    assert 1 == len(checks)
 
 
 def test_body_that_cannot_be_stored_is_logged_and_reported(

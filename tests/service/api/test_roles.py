@@ -11,7 +11,7 @@ from tarry.errors import ConfigurationError
 from tarry.service.api.auth import make_api_key
 from tarry.service.api.roles import ROLES
 from tarry.service.api.routing import REQUIRED_ROLES, Operation, resource_operations
-from tests.service.api.harness import TARGET, ApiHarness, run_with_api
+from tests.service.api.harness import TARGET, ApiHarness
 
 ROLE_REQUIRED = "/docs#problem-role-required"
 
@@ -143,15 +143,12 @@ async def test_without_api_keys_every_caller_is_an_admin(api: ApiHarness) -> Non
     assert {"tenant": "default", "role": "admin"} == response.json
 
 
-def test_a_key_with_an_unknown_role_may_do_nothing() -> None:
+async def test_a_key_with_an_unknown_role_may_do_nothing() -> None:
     """A role that a newer version has stored gives no permission; such a role is not created."""
-
-    async def test(api: ApiHarness) -> None:
-        key, record = make_api_key("acme", "1")
-        record.role = "auditor"
-        await api.store.put_api_key(record)
-        assert await is_rejected(api, "GET", "/retry-tasks", {"x-api-key": key})
-
-    run_with_api(test, keys=True)
+    api = ApiHarness(keys=True)
+    key, record = make_api_key("acme", "1")
+    record.role = "auditor"
+    await api.store.put_api_key(record)
+    assert await is_rejected(api, "GET", "/retry-tasks", {"x-api-key": key})
     with pytest.raises(ConfigurationError, match="role"):
         make_api_key("acme", "1", role="auditor")

@@ -10,7 +10,7 @@ import pytest
 from tarry.errors import StoreUnavailable
 from tarry.runtime.effects import effects
 from tarry.service.api import routing
-from tests.service.api.harness import TARGET, ApiHarness, run_with_api
+from tests.service.api.harness import TARGET, ApiHarness
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ async def test_head_is_get_without_the_body(api: ApiHarness) -> None:
         assert b"" == head.body != get.body
 
 
-def test_an_outage_of_the_store_is_logged_once_per_interval(
+async def test_an_outage_of_the_store_is_logged_once_per_interval(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each line has the number of rejected requests; only writes may have been stored already."""
@@ -54,16 +54,14 @@ def test_an_outage_of_the_store_is_logged_once_per_interval(
     async def fail(*_: object, **__: object) -> None:
         raise StoreUnavailable("connection refused")
 
-    async def test(api: ApiHarness) -> None:
-        monkeypatch.setattr(api.store, "list_tasks", fail)
-        monkeypatch.setattr(api.store, "add", fail)
-        for _ in range(4):
-            read = await api.request("GET", "/retry-tasks")
-            assert (503, False) == (read.status, "already" in read.problem["detail"])
-        write = await api.request("POST", "/retry-tasks", {"targetUrl": TARGET})
-        assert (503, True) == (write.status, "already" in write.problem["detail"])
-
-    run_with_api(test)
+    api = ApiHarness()
+    monkeypatch.setattr(api.store, "list_tasks", fail)
+    monkeypatch.setattr(api.store, "add", fail)
+    for _ in range(4):
+        read = await api.request("GET", "/retry-tasks")
+        assert (503, False) == (read.status, "already" in read.problem["detail"])
+    write = await api.request("POST", "/retry-tasks", {"targetUrl": TARGET})
+    assert (503, True) == (write.status, "already" in write.problem["detail"])
     line = "store unavailable, request=GET /retry-tasks rejected_requests=%d: connection refused"
     assert [line % 1, line % 3] == [record.getMessage() for record in caplog.records]
 

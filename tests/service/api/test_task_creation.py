@@ -15,7 +15,7 @@ from tarry.service.api.context import ApiLimits
 from tarry.service.delivery import DeliveryResult
 from tarry.service.engine.reporting import FinishedTask
 from tarry.service.model import Status
-from tests.service.api.harness import NOW, TARGET, ApiHarness, FakePayloads, run_with_api
+from tests.service.api.harness import NOW, TARGET, ApiHarness, FakePayloads
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -498,16 +498,13 @@ async def test_an_unavailable_store_is_503(api: ApiHarness, error: Exception, se
     assert "disk full" not in response.problem["detail"]
 
 
-def test_an_unexpected_error_is_500(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unexpected_error_is_500(caplog: pytest.LogCaptureFixture) -> None:
     """The details of the error are logged and are not part of the response."""
-
-    async def test(api: ApiHarness) -> None:
-        api.engine.error = RuntimeError("secret details")
-        response = await api.request("POST", "/retry-tasks", {"targetUrl": TARGET})
-        assert 500 == response.status
-        assert "secret" not in str(response.problem)
-
-    run_with_api(test)
+    api = ApiHarness()
+    api.engine.error = RuntimeError("secret details")
+    response = await api.request("POST", "/retry-tasks", {"targetUrl": TARGET})
+    assert 500 == response.status
+    assert "secret" not in str(response.problem)
     assert "secret details" in caplog.text
 
 
@@ -554,34 +551,32 @@ async def test_each_task_of_a_batch_has_its_own_result(
     assert 2 == await api.count_tasks()
 
 
-def test_a_body_that_cannot_be_stored_fails_only_its_task(
+async def test_a_body_that_cannot_be_stored_fails_only_its_task(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After three consecutive failures no more bodies of the batch are stored."""
     caplog.set_level("INFO", "tarry.service")
 
-    async def test(api: ApiHarness) -> None:
-        original_put = api.payloads.put
-        tried: list[bytes] = []
+    api = ApiHarness()
+    original_put = api.payloads.put
+    tried: list[bytes] = []
 
-        async def put(tenant: str, task_id: str, body: bytes) -> tuple[str, bytes]:
-            tried.append(body)
-            if body.startswith(b"bad"):
-                raise StoreUnavailable("the disk is full")
-            return await original_put(tenant, task_id, body)
+    async def put(tenant: str, task_id: str, body: bytes) -> tuple[str, bytes]:
+        tried.append(body)
+        if body.startswith(b"bad"):
+            raise StoreUnavailable("the disk is full")
+        return await original_put(tenant, task_id, body)
 
-        monkeypatch.setattr(api.payloads, "put", put)
-        good, bad = ({"targetUrl": TARGET, "body": word * 10_000} for word in ("good", "bad!"))
-        small = {"targetUrl": TARGET}
-        tasks = [bad, bad, good, bad, small, bad, bad, good, small]
-        response = await api.request("POST", "/retry-tasks/batch", {"tasks": tasks})
-        results = response.json["results"]
-        statuses = [503, 503, 201, 503, 201, 503, 503, 503, 201]
-        assert (200, statuses) == (response.status, [result["status"] for result in results])
-        assert "send it again" in results[0]["problem"]["detail"]
-        assert (6, 3, 1) == (len(tried), await api.count_tasks(), len(api.payloads.bodies))
-
-    run_with_api(test)
+    monkeypatch.setattr(api.payloads, "put", put)
+    good, bad = ({"targetUrl": TARGET, "body": word * 10_000} for word in ("good", "bad!"))
+    small = {"targetUrl": TARGET}
+    tasks = [bad, bad, good, bad, small, bad, bad, good, small]
+    response = await api.request("POST", "/retry-tasks/batch", {"tasks": tasks})
+    results = response.json["results"]
+    statuses = [503, 503, 201, 503, 201, 503, 503, 503, 201]
+    assert (200, statuses) == (response.status, [result["status"] for result in results])
+    assert "send it again" in results[0]["problem"]["detail"]
+    assert (6, 3, 1) == (len(tried), await api.count_tasks(), len(api.payloads.bodies))
     assert "index=0: the disk is full" in caplog.text
 
 
@@ -648,7 +643,9 @@ async def test_a_minimal_batch_response_has_only_ids(
     assert (422, "idempotencyKey") == (conflict["status"], conflict["problem"]["field"])
 
 
-def test_invalid_tasks_of_a_batch_are_rejected_cheaply(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_invalid_tasks_of_a_batch_are_rejected_cheaply(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The types of the fields are inspected once, and not for each invalid task (0.9 ms)."""
     type_info = msgspec.inspect.type_info
     inspected: list[object] = []
@@ -659,11 +656,9 @@ def test_invalid_tasks_of_a_batch_are_rejected_cheaply(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(msgspec.inspect, "type_info", record_type)
 
-    async def test(api: ApiHarness) -> None:
-        response = await api.request("POST", "/retry-tasks/batch", {"tasks": [None] * 9})
-        assert [422] * 9 == [result["status"] for result in response.json["results"]]
-
-    run_with_api(test)
+    api = ApiHarness()
+    response = await api.request("POST", "/retry-tasks/batch", {"tasks": [None] * 9})
+    assert [422] * 9 == [result["status"] for result in response.json["results"]]
     assert len(inspected) <= 1
 
 

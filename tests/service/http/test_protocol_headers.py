@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -76,7 +75,7 @@ async def test_an_invalid_request_is_rejected(path: bytes, status: int, request_
         b"GET http://a.example:80/x?y HTTP/1.0\r\n\r\n",
     ],
 )
-def test_the_host_of_an_absolute_url_replaces_the_host_header(request_: bytes) -> None:
+async def test_the_host_of_an_absolute_url_replaces_the_host_header(request_: bytes) -> None:
     """The checks of the Host header then apply to it (RFC 9112, 3.2.2)."""
     seen: list[dict[str, Any]] = []
 
@@ -84,10 +83,7 @@ def test_the_host_of_an_absolute_url_replaces_the_host_header(request_: bytes) -
         seen.append(scope)
         await created_response(b"ok").send(scope, send)
 
-    async def run() -> None:
-        await ConnectionHarness(app).send(request_)
-
-    asyncio.run(run())
+    await ConnectionHarness(app).send(request_)
     (scope,) = seen
     assert ("/x", b"y") == (scope["path"], scope["query_string"])
     assert [b"a.example:80"] == [value for name, value in scope["headers"] if name == b"host"]

@@ -105,7 +105,7 @@ async def test_a_connection_with_a_running_request_is_not_idle() -> None:
     assert connection.transport.is_closed
 
 
-def test_the_scope_has_the_request() -> None:
+async def test_the_scope_has_the_request() -> None:
     """The ASGI scope has path, query, method, version and headers of its request."""
     seen: list[dict[str, Any]] = []
 
@@ -113,12 +113,9 @@ def test_the_scope_has_the_request() -> None:
         seen.append(scope)
         await respond_ok(scope, receive, send)
 
-    async def run() -> None:
-        connection = ConnectionHarness(app)
-        await connection.send()
-        await connection.send(b"PUT /%2Fy?z=1 HTTP/1.0\r\nX-A: 1\r\nx-a: 2\r\n\r\n")
-
-    asyncio.run(run())
+    connection = ConnectionHarness(app)
+    await connection.send()
+    await connection.send(b"PUT /%2Fy?z=1 HTTP/1.0\r\nX-A: 1\r\nx-a: 2\r\n\r\n")
     first, second = seen
     assert ("GET", "/x", b"", "1.1") == _request_line(first)
     assert ("PUT", "//y", b"z=1", "1.0") == _request_line(second)
