@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,12 @@ def hostile() -> Iterator[HostileTargets]:
     """Run the hostile targets: slow, endless, malformed, redirecting or closing the connection."""
     with hostile_targets() as targets:
         yield targets
+
+
+@pytest.fixture(autouse=True)
+def run_async() -> Callable[[Callable[[], Coroutine[Any, Any, None]]], None]:
+    """Run coroutine functions on the loop of `each_loop`, by default asyncio."""
+    return lambda main: harness.run(main())
 
 
 @pytest.fixture(params=harness.LOOPS)

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tarry.errors import ConfigurationError
-from tarry.service.delivery import DeliveryError, DeliveryResult, Fault
+from tarry.service.delivery import DeliveryError, Fault
 from tarry.service.delivery.grpc import GrpcDeliveryClient
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1.client import HttpDeliveryClient
@@ -16,7 +16,7 @@ from tarry.service.delivery.http1.connector import select_allowed
 from tarry.service.delivery.targets import parse_target
 from tarry.testing import VirtualClock
 from tests.integration.ports import free_port
-from tests.service.delivery.harness import LOOPBACK_GUARD, new_request, run, send_all
+from tests.service.delivery.harness import LOOPBACK_GUARD, new_request, send_all
 
 
 def block(host: str, *addresses: str, guard: Guard | None = None) -> str:
@@ -74,18 +74,15 @@ def test_address_that_a_name_does_not_allow_needs_a_network(
 
 @pytest.mark.usefixtures("each_loop")
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
-def test_allowed_name_with_a_loopback_address_is_not_dialled(
+async def test_allowed_name_with_a_loopback_address_is_not_dialled(
     scheme: str, dns: dict[str, list[str]]
 ) -> None:
     """A name with a private entry only: the address is blocked when the connection is made."""
     dns["a.example"] = ["127.0.0.1", "169.254.169.254", "::1"]
 
-    async def main() -> list[DeliveryResult]:
-        guard = Guard(["a.example", "*.example"])
-        client = (HttpDeliveryClient if scheme == "http" else GrpcDeliveryClient)(guard)
-        return await send_all(client, new_request(f"{scheme}://a.example:{free_port()}/S/M"))
-
-    [result] = run(main())
+    guard = Guard(["a.example", "*.example"])
+    client = (HttpDeliveryClient if scheme == "http" else GrpcDeliveryClient)(guard)
+    [result] = await send_all(client, new_request(f"{scheme}://a.example:{free_port()}/S/M"))
     assert Fault.BLOCKED is result.fault
 
 
@@ -143,18 +140,15 @@ def test_log_of_blocked_targets_is_bounded(caplog: pytest.LogCaptureFixture) -> 
 @pytest.mark.usefixtures("each_loop")
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_error_of_a_refused_connection_has_no_address(
+async def test_error_of_a_refused_connection_has_no_address(
     scheme: str, address: str, dns: dict[str, list[str]]
 ) -> None:
     """The error names the host of the URL instead of the address that the name resolves to."""
     dns["a.example"] = [address]
     port = free_port()
 
-    async def main() -> list[DeliveryResult]:
-        client = (HttpDeliveryClient if scheme == "http" else GrpcDeliveryClient)(LOOPBACK_GUARD)
-        return await send_all(client, new_request(f"{scheme}://a.example:{port}/S/M"))
-
-    [result] = run(main())
+    client = (HttpDeliveryClient if scheme == "http" else GrpcDeliveryClient)(LOOPBACK_GUARD)
+    [result] = await send_all(client, new_request(f"{scheme}://a.example:{port}/S/M"))
     assert result.error is not None
     assert address not in result.error
     assert "a.example" in result.error

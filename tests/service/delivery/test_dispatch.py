@@ -31,7 +31,7 @@ class FakeDeliveryClient:
         self.is_closed = True
 
 
-def test_scheme_selects_the_client() -> None:
+async def test_scheme_selects_the_client() -> None:
     """The gRPC client is built once, for the first gRPC target, and both clients are closed."""
     grpc_clients: list[FakeDeliveryClient] = []
     http = FakeDeliveryClient("http")
@@ -40,59 +40,52 @@ def test_scheme_selects_the_client() -> None:
         grpc_clients.append(FakeDeliveryClient("grpc"))
         return grpc_clients[-1]
 
-    async def run() -> list[object]:
-        dispatcher = DeliveryDispatcher(http, build_grpc_client)
-        urls = ["http://h/", "https://h/", "grpc://h:1/S/M", "grpcs://h:1/S/M", "http://grpc/"]
-        statuses: list[object] = [(await dispatcher.send(new_request(url))).status for url in urls]
-        for url in urls:
-            done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            dispatcher.start(new_request(url), done.set_result)
-            statuses.append((await done).status)
-        await dispatcher.close()
-        return statuses
-
-    assert ["http", "http", "grpc", "grpc", "http"] * 2 == asyncio.run(run())
+    dispatcher = DeliveryDispatcher(http, build_grpc_client)
+    urls = ["http://h/", "https://h/", "grpc://h:1/S/M", "grpcs://h:1/S/M", "http://grpc/"]
+    statuses: list[object] = [(await dispatcher.send(new_request(url))).status for url in urls]
+    for url in urls:
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        dispatcher.start(new_request(url), done.set_result)
+        statuses.append((await done).status)
+    await dispatcher.close()
+    assert ["http", "http", "grpc", "grpc", "http"] * 2 == statuses
     assert 1 == len(grpc_clients)
     assert grpc_clients[0].is_closed
     assert http.is_closed
 
 
-def test_missing_extra_is_an_internal_fault() -> None:
+async def test_missing_extra_is_an_internal_fault() -> None:
     """A gRPC target fails with an error that names the extra, and HTTP targets still work."""
 
     def build_grpc_client() -> DeliveryClient:
         msg = "gRPC targets need grpcio: pip install 'tarry[grpc]'"
         raise MissingExtra(msg)
 
-    async def run() -> list[DeliveryResult]:
-        dispatcher = DeliveryDispatcher(FakeDeliveryClient("http"), build_grpc_client)
-        urls = ["grpc://h:1/S/M", "http://h/"]
-        result = [await dispatcher.send(new_request(url)) for url in urls]
-        await dispatcher.close()
-        return result
-
-    first, second = asyncio.run(run())
+    dispatcher = DeliveryDispatcher(FakeDeliveryClient("http"), build_grpc_client)
+    urls = ["grpc://h:1/S/M", "http://h/"]
+    result = [await dispatcher.send(new_request(url)) for url in urls]
+    await dispatcher.close()
+    first, second = result
     assert Fault.INTERNAL is first.fault
     assert "tarry[grpc]" in (first.error or "")
     assert "http" == second.status
 
 
-def test_coroutines_call_back() -> None:
+async def test_coroutines_call_back() -> None:
     """A client that has only coroutines calls back with the result, the error or a cancellation."""
 
     class FailingClient(FakeDeliveryClient):
         async def send(self, request: DeliveryRequest) -> DeliveryResult:
             raise ZeroDivisionError
 
-    async def run() -> list[object]:
-        done: list[Any] = []
-        start = start_function(FakeDeliveryClient("coroutine"))
-        start(new_request("http://h/"), done.append)
-        start(new_request("http://h/"), done.append).cancel()
-        start_function(FailingClient("failing"))(new_request("http://h/"), done.append)
-        assert not done
-        await asyncio.sleep(0.01)
-        result, cancelled, error = done
-        return [result.status, type(cancelled), type(error)]
-
-    assert ["coroutine", asyncio.CancelledError, ZeroDivisionError] == asyncio.run(run())
+    done: list[Any] = []
+    start = start_function(FakeDeliveryClient("coroutine"))
+    start(new_request("http://h/"), done.append)
+    start(new_request("http://h/"), done.append).cancel()
+    start_function(FailingClient("failing"))(new_request("http://h/"), done.append)
+    assert not done
+    await asyncio.sleep(0.01)
+    result, cancelled, error = done
+    assert ["coroutine", asyncio.CancelledError, ZeroDivisionError] == (
+        [result.status, type(cancelled), type(error)]
+    )

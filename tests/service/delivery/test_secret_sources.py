@@ -126,7 +126,7 @@ def test_command_that_does_not_exist_is_reported() -> None:
     )
 
 
-def test_command_is_ended_after_its_timeout_with_its_children(tmp_path: Path) -> None:
+async def test_command_is_ended_after_its_timeout_with_its_children(tmp_path: Path) -> None:
     """A command that hangs, and a program that it has started, are ended."""
     file = tmp_path / "pids"
     child = "import time; time.sleep(60)"
@@ -138,44 +138,38 @@ def test_command_is_ended_after_its_timeout_with_its_children(tmp_path: Path) ->
         "time.sleep(60)\n"
     )
 
-    async def main() -> str:
-        loop = asyncio.get_running_loop()
-        fetch = loop.create_task(python_command(code, timeout_s=3600.0).fetch())
-        while not file.exists():  # noqa: ASYNC110 - another process writes it
-            await asyncio.sleep(0.01)
-        fetch.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await fetch
-        with pytest.raises(SecretUnavailable) as caught:
-            await python_command(child, timeout_s=0.05).fetch()
-        return str(caught.value)
-
-    assert f"the command {sys.executable} has not ended within 0.05 s" == run(main())
+    loop = asyncio.get_running_loop()
+    fetch = loop.create_task(python_command(code, timeout_s=3600.0).fetch())
+    while not file.exists():  # noqa: ASYNC110 - another process writes it
+        await asyncio.sleep(0.01)
+    fetch.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await fetch
+    with pytest.raises(SecretUnavailable) as caught:
+        await python_command(child, timeout_s=0.05).fetch()
+    assert f"the command {sys.executable} has not ended within 0.05 s" == str(caught.value)
     for pid in file.read_text().split():
         while _is_running(int(pid)):  # the child is a zombie until init reaps it
             pass
 
 
-def test_command_is_ended_with_its_children_if_it_is_cancelled_during_its_start(
+async def test_command_is_ended_with_its_children_if_it_is_cancelled_during_its_start(
     tmp_path: Path,
 ) -> None:
     """A fetch that is cancelled before the event loop knows of the process leaves none behind."""
     file = tmp_path / "pids"
     code = f"sleep 60 & echo $$ $! > {file}.new; mv {file}.new {file}; wait"
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        source = CommandSource(["sh", "-c", code], timeout_s=3600.0, cache_s=1.0)
-        fetch = loop.create_task(source.fetch())
-        await asyncio.sleep(0)  # creates the asyncio task that starts the command
-        await asyncio.sleep(0)  # starts the command
-        while not file.exists():
-            time.sleep(0.01)  # noqa: ASYNC251 - the event loop must not run meanwhile
-        fetch.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await fetch
-
-    run(main())
+    loop = asyncio.get_running_loop()
+    source = CommandSource(["sh", "-c", code], timeout_s=3600.0, cache_s=1.0)
+    fetch = loop.create_task(source.fetch())
+    await asyncio.sleep(0)  # creates the asyncio task that starts the command
+    await asyncio.sleep(0)  # starts the command
+    while not file.exists():
+        time.sleep(0.01)  # noqa: ASYNC251 - the event loop must not run meanwhile
+    fetch.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await fetch
     for pid in file.read_text().split():
         while _is_running(int(pid)):  # the child is a zombie until init reaps it
             pass

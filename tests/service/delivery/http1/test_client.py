@@ -65,24 +65,21 @@ def test_request_is_sent_unchanged(hostile: HostileTargets) -> None:
     assert "content-type" not in head
 
 
-def test_requests_with_the_same_header_names_have_their_own_values(
+async def test_requests_with_the_same_header_names_have_their_own_values(
     hostile: HostileTargets,
 ) -> None:
     """A pool caches a limited number of head parts, without the values of headers."""
     headers = [{"X-A": "1", "X-B": "2"}, {"X-A": "", "X-B": "4"}, {"X-B": "5"}]
     headers += [{f"X-{number}": "6"} for number in range(40)] + headers[:1]
 
-    async def main() -> int:
-        delivery = HttpDeliveryClient(LOOPBACK_GUARD)
-        for number, each in enumerate(headers):
-            await delivery.send(new_request(f"{hostile.url}ok?{number}", headers=each))
-        (pool,) = delivery._pools.values()
-        cached_count = len(pool.head_parts)
-        await delivery.close()
-        return cached_count
-
     before = len(hostile.received_requests)
-    assert 1 <= run(main()) <= 16
+    delivery = HttpDeliveryClient(LOOPBACK_GUARD)
+    for number, each in enumerate(headers):
+        await delivery.send(new_request(f"{hostile.url}ok?{number}", headers=each))
+    (pool,) = delivery._pools.values()
+    cached_count = len(pool.head_parts)
+    await delivery.close()
+    assert 1 <= (cached_count) <= 16
     for number, each in enumerate(headers):
         received = hostile.received_requests[before + number]
         lines = [f"{name}: {value}" for name, value in each.items()]
@@ -239,15 +236,14 @@ def test_fault_of_an_unknown_name_and_a_closed_port() -> None:
     assert Fault.DNS is send("http://does-not-exist.invalid/").fault
 
 
-def test_url_without_a_path_does_not_match_an_existing_pool(hostile: HostileTargets) -> None:
+async def test_url_without_a_path_does_not_match_an_existing_pool(hostile: HostileTargets) -> None:
     """A URL without a path is INVALID, even if its start is the key of a pool."""
-
-    async def main() -> list[DeliveryResult]:
-        urls = hostile.url + "ok", hostile.url.strip("/") + "1", hostile.url.strip("/")
-        return await send_all(HttpDeliveryClient(LOOPBACK_GUARD), *map(new_request, urls))
-
     before = len(hostile.received_requests)
-    assert [None, Fault.INVALID, Fault.INVALID] == [each.fault for each in run(main())]
+    urls = hostile.url + "ok", hostile.url.strip("/") + "1", hostile.url.strip("/")
+    assert [None, Fault.INVALID, Fault.INVALID] == [
+        each.fault
+        for each in (await send_all(HttpDeliveryClient(LOOPBACK_GUARD), *map(new_request, urls)))
+    ]
     assert 1 == len(hostile.received_requests) - before
 
 
@@ -292,37 +288,31 @@ def test_full_pool_is_an_internal_fault(hostile: HostileTargets) -> None:
     assert (Fault.TIMEOUT, Fault.INTERNAL) == (first.fault, second.fault)
 
 
-def test_cancelled_attempt_closes_its_connection(hostile: HostileTargets) -> None:
+async def test_cancelled_attempt_closes_its_connection(hostile: HostileTargets) -> None:
     """The connection of a cancelled attempt is closed, and the next attempt works."""
-
-    async def main() -> tuple[int, DeliveryResult]:
-        delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=3)
-        before = len(hostile.received_requests)
-        task = delivery.send(new_request(hostile.url + "never"))
-        await wait_for(lambda: len(hostile.received_requests) > before)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        free_slots = await wait_until_empty(delivery)
-        return free_slots, (await send_all(delivery, new_request(hostile.url + "ok")))[0]
-
-    free_slots, result = run(main())
+    delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=3)
+    before = len(hostile.received_requests)
+    task = delivery.send(new_request(hostile.url + "never"))
+    await wait_for(lambda: len(hostile.received_requests) > before)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    free_slots = await wait_until_empty(delivery)
+    [result] = await send_all(delivery, new_request(hostile.url + "ok"))
     assert (3, 200) == (free_slots, result.status)
 
 
-def test_close_fails_running_attempts(hostile: HostileTargets) -> None:
+async def test_close_fails_running_attempts(hostile: HostileTargets) -> None:
     """Attempts that run or start after the close end with an INTERNAL fault."""
-
-    async def main() -> list[DeliveryResult]:
-        delivery = HttpDeliveryClient(LOOPBACK_GUARD)
-        before = len(hostile.received_requests)
-        task = delivery.send(new_request(hostile.url + "never"))
-        await wait_for(lambda: len(hostile.received_requests) > before)
-        await delivery.close()
-        await delivery.close()
-        return [await task, await delivery.send(new_request(hostile.url + "ok"))]
-
-    assert [Fault.INTERNAL, Fault.INTERNAL] == [each.fault for each in run(main())]
+    delivery = HttpDeliveryClient(LOOPBACK_GUARD)
+    before = len(hostile.received_requests)
+    task = delivery.send(new_request(hostile.url + "never"))
+    await wait_for(lambda: len(hostile.received_requests) > before)
+    await delivery.close()
+    await delivery.close()
+    assert [Fault.INTERNAL, Fault.INTERNAL] == [
+        each.fault for each in ([await task, await delivery.send(new_request(hostile.url + "ok"))])
+    ]
 
 
 def test_concurrent_requests_get_their_own_responses(hostile: HostileTargets) -> None:

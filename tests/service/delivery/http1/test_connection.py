@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import ssl
-from typing import Any
 
 import pytest
 
@@ -112,47 +111,41 @@ def test_connection_in_an_unknown_state_is_not_reused(response: bytes, method: s
         assert each.excerpt in ({b""} if method == "HEAD" else {b"ok", b""})
 
 
-def test_unsolicited_data_closes_the_connection() -> None:
+async def test_unsolicited_data_closes_the_connection() -> None:
     """Data that arrives on an idle connection is not parsed as the next response."""
-
-    async def main() -> tuple[list[int | str | None], int]:
-        async with run_server() as server:
-            delivery = HttpDeliveryClient(LOOPBACK_GUARD)
-            statuses = []
-            for _ in range(2):
-                sent = delivery.send(new_request(server.url))
-                received = await server.received.get()
-                received.respond()
-                statuses.append((await sent).status)
-                received.respond(b"HTTP/1.1 500 Planted\r\nContent-Length: 0\r\n\r\n")
-                await wait_until_empty(delivery)
-            await delivery.close()
-            return statuses, server.connections
-
-    assert ([200, 200], 2) == run(main())
-
-
-def test_unread_data_closes_the_connection() -> None:
-    """Data that arrived before the request, but was not read yet, is not parsed as the response."""
-
-    async def main() -> tuple[list[int | str | None], int]:
-        async with run_server() as server:
-            delivery = HttpDeliveryClient(LOOPBACK_GUARD)
-            sent = [delivery.send(new_request(server.url))]
+    async with run_server() as server:
+        delivery = HttpDeliveryClient(LOOPBACK_GUARD)
+        statuses = []
+        for _ in range(2):
+            sent = delivery.send(new_request(server.url))
             received = await server.received.get()
             received.respond()
-            await sent[0]
-            received.write_at_once(b"HTTP/1.1 500 Planted\r\nContent-Length: 0\r\n\r\n")
-            sent.append(delivery.send(new_request(server.url)))
-            (await server.received.get()).respond()
-            statuses = [(await each).status for each in sent]
-            await delivery.close()
-            return statuses, server.connections
-
-    assert ([200, 200], 2) == run(main())
+            statuses.append((await sent).status)
+            received.respond(b"HTTP/1.1 500 Planted\r\nContent-Length: 0\r\n\r\n")
+            await wait_until_empty(delivery)
+        await delivery.close()
+        result = (statuses, server.connections)
+    assert ([200, 200], 2) == result
 
 
-def test_data_before_the_request_is_not_a_response() -> None:
+async def test_unread_data_closes_the_connection() -> None:
+    """Data that arrived before the request, but was not read yet, is not parsed as the response."""
+    async with run_server() as server:
+        delivery = HttpDeliveryClient(LOOPBACK_GUARD)
+        sent = [delivery.send(new_request(server.url))]
+        received = await server.received.get()
+        received.respond()
+        await sent[0]
+        received.write_at_once(b"HTTP/1.1 500 Planted\r\nContent-Length: 0\r\n\r\n")
+        sent.append(delivery.send(new_request(server.url)))
+        (await server.received.get()).respond()
+        statuses = [(await each).status for each in sent]
+        await delivery.close()
+        result = (statuses, server.connections)
+    assert ([200, 200], 2) == result
+
+
+async def test_data_before_the_request_is_not_a_response() -> None:
     """Data that the server sends before the request is not parsed as the response."""
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -160,13 +153,10 @@ def test_data_before_the_request_is_not_a_response() -> None:
         await reader.read(1)
         await reader.read()
 
-    async def main() -> tuple[DeliveryResult, int]:
-        async with run_server(greet) as server:
-            delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=3)
-            result = await delivery.send(new_request(server.url, timeout=5.0))
-            return result, await close_and_wait(delivery)
-
-    result, free_slots = run(main())
+    async with run_server(greet) as server:
+        delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=3)
+        result = await delivery.send(new_request(server.url, timeout=5.0))
+        free_slots = await close_and_wait(delivery)
     assert 3 == free_slots
     assert result.fault in {
         Fault.RESET,
@@ -242,7 +232,9 @@ def test_error_describes_an_invalid_response(response: bytes, message: str) -> N
         (STATUS_LINE + b"\r\n", b"xxxxxxxx", 200),
     ],
 )
-def test_response_size_is_bounded(first: bytes, repeated: bytes, expected: int | Fault) -> None:
+async def test_response_size_is_bounded(
+    first: bytes, repeated: bytes, expected: int | Fault
+) -> None:
     """Every part of a response has a size limit, at which the connection is closed."""
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -252,16 +244,11 @@ def test_response_size_is_bounded(first: bytes, repeated: bytes, expected: int |
             writer.write(repeated * 500)
             await writer.drain()
 
-    async def main() -> tuple[DeliveryResult, int]:
-        async with run_server(handler) as server:
-            delivery = HttpDeliveryClient(
-                LOOPBACK_GUARD, max_response_bytes=50_000, max_connections=3
-            )
-            result = await delivery.send(new_request(server.url))
-            await wait_for(lambda: not server.open)
-            return result, await close_and_wait(delivery)
-
-    result, free_slots = run(main())
+    async with run_server(handler) as server:
+        delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_response_bytes=50_000, max_connections=3)
+        result = await delivery.send(new_request(server.url))
+        await wait_for(lambda: not server.open)
+        free_slots = await close_and_wait(delivery)
     assert (expected, 3) == (result.fault or result.status, free_slots)
 
 
@@ -294,27 +281,22 @@ async def _respond_early(reader: asyncio.StreamReader, writer: asyncio.StreamWri
 
 
 @pytest.mark.parametrize("kind", ["plain", "tls"])
-def test_response_before_the_body_is_sent_is_accepted(
+async def test_response_before_the_body_is_sent_is_accepted(
     hostile: HostileTargets, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A response that arrives early is the result, and the rest of the body is not sent."""
     monkeypatch.setattr(connection, "_TLS_SHUTDOWN_TIMEOUT_S", 0.01)
     tls = hostile.tls_contexts["good"] if kind == "tls" else None
 
-    async def main() -> tuple[DeliveryResult, int]:
-        async with run_server(_respond_early, tls) as server:
-            delivery = HttpDeliveryClient(
-                LOOPBACK_GUARD, ca_file=hostile.ca_file, max_connections=3
-            )
-            body = bytes(32 * 1024 * 1024)
-            result = await delivery.send(new_request(server.url, body=body))
-            return result, await wait_until_empty(delivery)
-
-    result, free_slots = run(main())
+    async with run_server(_respond_early, tls) as server:
+        delivery = HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca_file, max_connections=3)
+        body = bytes(32 * 1024 * 1024)
+        result = await delivery.send(new_request(server.url, body=body))
+        free_slots = await wait_until_empty(delivery)
     assert (200, b"ok", 3) == (result.status, result.excerpt, free_slots)
 
 
-def test_tls_shutdown_has_a_timeout(
+async def test_tls_shutdown_has_a_timeout(
     hostile: HostileTargets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A connection whose target ignores close_notify is aborted, which frees its slot."""
@@ -327,19 +309,14 @@ def test_tls_shutdown_has_a_timeout(
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         await asyncio.Event().wait()
 
-    async def main() -> tuple[DeliveryResult, int]:
-        async with run_server(handler, hostile.tls_contexts["good"]) as server:
-            delivery = HttpDeliveryClient(
-                LOOPBACK_GUARD, ca_file=hostile.ca_file, max_connections=3
-            )
-            result = await delivery.send(new_request(server.url))
-            return result, await wait_until_empty(delivery)
-
-    result, free_slots = run(main())
+    async with run_server(handler, hostile.tls_contexts["good"]) as server:
+        delivery = HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca_file, max_connections=3)
+        result = await delivery.send(new_request(server.url))
+        free_slots = await wait_until_empty(delivery)
     assert (200, 3) == (result.status, free_slots)
 
 
-def test_tls_connections_are_closed_with_close_notify(hostile: HostileTargets) -> None:
+async def test_tls_connections_are_closed_with_close_notify(hostile: HostileTargets) -> None:
     """The server reads the end of the stream, and no connection error."""
     reads: list[bytes | Exception] = []
 
@@ -351,21 +328,19 @@ def test_tls_connections_are_closed_with_close_notify(hostile: HostileTargets) -
         except OSError as error:
             reads.append(error)
 
-    async def main() -> DeliveryResult:
-        async with run_server(handler, hostile.tls_contexts["good"]) as server:
-            delivery = HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca_file)
-            result = await delivery.send(new_request(server.url))
-            await wait_until_empty(delivery)
-            await wait_for(lambda: reads)
-            await delivery.close()
-            return result
-
-    assert 200 == run(main()).status
+    async with run_server(handler, hostile.tls_contexts["good"]) as server:
+        delivery = HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca_file)
+        result = await delivery.send(new_request(server.url))
+        await wait_until_empty(delivery)
+        await wait_for(lambda: reads)
+        await delivery.close()
+        value = result
+    assert 200 == value.status
     assert [b""] == reads
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_no_reference_cycles(hostile: HostileTargets, tls: bool) -> None:
+async def test_no_reference_cycles(hostile: HostileTargets, tls: bool) -> None:
     """Connections and requests are freed without the garbage collector."""
 
     async def use(server: ScriptedServer, url: str) -> None:
@@ -379,19 +354,17 @@ def test_no_reference_cycles(hostile: HostileTargets, tls: bool) -> None:
         cancelled.cancel()
         await close_and_wait(delivery)
 
-    async def main() -> list[Any]:
-        async with run_server() as server:
-            gc.collect()
-            gc.disable()
-            try:
-                await use(server, hostile.tls_urls["good"] if tls else hostile.url)
-                await asyncio.sleep(0)
-                leaked = [each for each in gc.get_objects() if _is_tracked(each)]
-            finally:
-                gc.enable()
-            return [type(each) for each in leaked]
-
-    assert [] == run(main())
+    async with run_server() as server:
+        gc.collect()
+        gc.disable()
+        try:
+            await use(server, hostile.tls_urls["good"] if tls else hostile.url)
+            await asyncio.sleep(0)
+            leaked = [each for each in gc.get_objects() if _is_tracked(each)]
+        finally:
+            gc.enable()
+        result = [type(each) for each in leaked]
+    assert [] == result
 
 
 def _is_tracked(each: object) -> bool:
@@ -414,19 +387,13 @@ def test_old_tls_versions_are_disabled(hostile: HostileTargets) -> None:
     assert (True, ssl.CERT_REQUIRED) == (delivery._tls.check_hostname, delivery._tls.verify_mode)
 
 
-def test_end_of_the_connection_ends_a_body_without_a_length(hostile: HostileTargets) -> None:
+async def test_end_of_the_connection_ends_a_body_without_a_length(hostile: HostileTargets) -> None:
     """A body without a length ends with the connection; a body with a length is incomplete."""
-
-    async def main() -> list[DeliveryResult]:
-        results = []
-        for response in (STATUS_LINE + b"\r\nall", STATUS_LINE + b"Content-Length: 4\r\n\r\nall"):
-            async with run_server(respond_with(response)) as server:
-                results += await send_all(
-                    HttpDeliveryClient(LOOPBACK_GUARD), new_request(server.url)
-                )
-        return results
-
-    complete, incomplete = run(main())
+    results = []
+    for response in (STATUS_LINE + b"\r\nall", STATUS_LINE + b"Content-Length: 4\r\n\r\nall"):
+        async with run_server(respond_with(response)) as server:
+            results += await send_all(HttpDeliveryClient(LOOPBACK_GUARD), new_request(server.url))
+    complete, incomplete = results
     assert (200, b"all") == (complete.status, complete.excerpt)
     assert Fault.RESET is incomplete.fault
     assert "The connection was closed within the body" == incomplete.error

@@ -195,17 +195,13 @@ def test_cancellation_frees_the_connection(
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_close_fails_a_running_request(
+async def test_close_fails_a_running_request(
     phase: str, hostile: HostileTargets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Closing the client fails a request in any phase with an INTERNAL fault."""
-
-    async def main() -> tuple[DeliveryResult, int]:
-        async with send_and_pause(phase, hostile, monkeypatch) as paused:
-            free_slots = await close_and_wait(paused.delivery)
-            return await paused.sent, free_slots
-
-    result, free_slots = run(main())
+    async with send_and_pause(phase, hostile, monkeypatch) as paused:
+        free_slots = await close_and_wait(paused.delivery)
+        result = await paused.sent
     assert (Fault.INTERNAL, "the service is shutting down", 3) == (
         result.fault,
         result.error,
@@ -213,19 +209,18 @@ def test_close_fails_a_running_request(
     )
 
 
-def test_deadline_fails_a_request_unless_a_response_arrives(hostile: HostileTargets) -> None:
+async def test_deadline_fails_a_request_unless_a_response_arrives(hostile: HostileTargets) -> None:
     """A request fails at its deadline, and a response cancels the deadline."""
-
-    async def main() -> tuple[Fault | None, bool]:
-        delivery = HttpDeliveryClient(LOOPBACK_GUARD)
-        late = await delivery.send(new_request(hostile.url + "never", timeout=0.05))
-        answered = delivery.send(new_request(hostile.url + "ok"))
-        deadline = cast("PendingRequest", answered.delivery).deadline
-        await answered
-        await delivery.close()
-        return late.fault, deadline is not None and deadline[CALLBACK] is None
-
-    assert (Fault.TIMEOUT, True) == run(main())
+    delivery = HttpDeliveryClient(LOOPBACK_GUARD)
+    late = await delivery.send(new_request(hostile.url + "never", timeout=0.05))
+    answered = delivery.send(new_request(hostile.url + "ok"))
+    deadline = cast("PendingRequest", answered.delivery).deadline
+    await answered
+    await delivery.close()
+    assert (Fault.TIMEOUT, True) == (
+        late.fault,
+        deadline is not None and deadline[CALLBACK] is None,
+    )
 
 
 class DeadlineRecorder:
@@ -242,109 +237,81 @@ class DeadlineRecorder:
             raise ValueError(self._name)
 
 
-def test_callbacks_run_in_the_order_of_their_times() -> None:
+async def test_callbacks_run_in_the_order_of_their_times() -> None:
     """Each callback runs once, in the order of the times; cancelled callbacks do not run."""
-
-    async def main() -> list[str]:
-        fired: list[str] = []
-        deadlines, now = DeadlineTimer(effects.now), effects.now()
-        for name, after in (
-            ("third", 0.03),
-            ("cancelled", 0.001),
-            ("second", 0.02),
-            ("first", 0.01),
-        ):
-            deadline = deadlines.add(now + after, DeadlineRecorder(name, fired).on_deadline)
-            if name == "cancelled":
-                deadline[CALLBACK] = None
-        await wait_for(lambda: len(fired) == 3)
-        assert 0 == len(deadlines._heap)
-        deadlines.add(effects.now() - 1, DeadlineRecorder("overdue", fired).on_deadline)
-        await wait_for(lambda: len(fired) == 4)
-        return fired
-
-    assert ["first", "second", "third", "overdue"] == run(main())
+    fired: list[str] = []
+    deadlines, now = DeadlineTimer(effects.now), effects.now()
+    for name, after in (("third", 0.03), ("cancelled", 0.001), ("second", 0.02), ("first", 0.01)):
+        deadline = deadlines.add(now + after, DeadlineRecorder(name, fired).on_deadline)
+        if name == "cancelled":
+            deadline[CALLBACK] = None
+    await wait_for(lambda: len(fired) == 3)
+    assert 0 == len(deadlines._heap)
+    deadlines.add(effects.now() - 1, DeadlineRecorder("overdue", fired).on_deadline)
+    await wait_for(lambda: len(fired) == 4)
+    assert ["first", "second", "third", "overdue"] == fired
 
 
-def test_error_in_one_callback_does_not_affect_others() -> None:
+async def test_error_in_one_callback_does_not_affect_others() -> None:
     """Callbacks run after another callback has raised an error."""
-
-    async def main() -> list[str]:
-        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        fired: list[str] = []
-        deadlines, now = DeadlineTimer(effects.now), effects.now()
-        for name, after in (("failing", 0.0), ("other", 0.0), ("later", 0.01)):
-            deadlines.add(now + after, DeadlineRecorder(name, fired).on_deadline)
-        await wait_for(lambda: len(fired) == 3)
-        return fired
-
-    assert ["failing", "other", "later"] == run(main())
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    fired: list[str] = []
+    deadlines, now = DeadlineTimer(effects.now), effects.now()
+    for name, after in (("failing", 0.0), ("other", 0.0), ("later", 0.01)):
+        deadlines.add(now + after, DeadlineRecorder(name, fired).on_deadline)
+    await wait_for(lambda: len(fired) == 3)
+    assert ["failing", "other", "later"] == fired
 
 
-def test_many_deadlines_are_handled_in_slices() -> None:
+async def test_many_deadlines_are_handled_in_slices() -> None:
     """Of 900 deadlines that pass together, only a few callbacks run in one turn of the event loop.
 
     A closed timer calls back no more.
     """
-
-    async def main() -> tuple[int, list[str], int]:
-        fired: list[str] = []
-        deadlines = DeadlineTimer(effects.now)
-        due = effects.now() + 0.01
-        for number in range(900):
-            deadlines.add(due, DeadlineRecorder(str(number), fired).on_deadline)
-        max_callbacks = count_before = 0
-        while len(fired) < 800:
-            await asyncio.sleep(0)
-            max_callbacks = max(max_callbacks, len(fired) - count_before)
-            count_before = len(fired)
-        deadlines.close()
-        for _ in range(50):
-            await asyncio.sleep(0)
-        return max_callbacks, fired, len(deadlines._heap)
-
-    max_callbacks, fired, heap_size = run(main())
+    fired: list[str] = []
+    deadlines = DeadlineTimer(effects.now)
+    due = effects.now() + 0.01
+    for number in range(900):
+        deadlines.add(due, DeadlineRecorder(str(number), fired).on_deadline)
+    max_callbacks = count_before = 0
+    while len(fired) < 800:
+        await asyncio.sleep(0)
+        max_callbacks = max(max_callbacks, len(fired) - count_before)
+        count_before = len(fired)
+    deadlines.close()
+    for _ in range(50):
+        await asyncio.sleep(0)
     assert max_callbacks <= 16
     assert [str(number) for number in range(len(fired))] == fired
     assert len(fired) < 900
-    assert 0 == heap_size
+    assert not deadlines._heap
 
 
-def test_timer_that_fires_early_is_set_again() -> None:
+async def test_timer_that_fires_early_is_set_again() -> None:
     """A timer that fires before the clock reaches the deadline is set again."""
-
-    async def main() -> tuple[list[str], list[str]]:
-        fired: list[str] = []
-        now = 100.0
-        deadlines = DeadlineTimer(lambda: now)
-        deadlines.add(now + 0.001, DeadlineRecorder("first", fired).on_deadline)
-        await asyncio.sleep(0.02)
-        before = list(fired)
-        now += 0.001
-        await wait_for(lambda: fired)
-        return before, fired
-
-    assert ([], ["first"]) == run(main())
+    fired: list[str] = []
+    now = 100.0
+    deadlines = DeadlineTimer(lambda: now)
+    deadlines.add(now + 0.001, DeadlineRecorder("first", fired).on_deadline)
+    await asyncio.sleep(0.02)
+    before = list(fired)
+    now += 0.001
+    await wait_for(lambda: fired)
+    assert ([], ["first"]) == (before, fired)
 
 
-def test_cancelled_deadlines_are_removed() -> None:
+async def test_cancelled_deadlines_are_removed() -> None:
     """The heap contains at most about as many cancelled as pending deadlines."""
-
-    async def main() -> int:
-        fired: list[str] = []
-        now = 100.0
-        deadlines = DeadlineTimer(lambda: now)
-        for _ in range(600):
-            deadlines.add(now + 60, DeadlineRecorder("running", fired).on_deadline)
-        for _ in range(20_000):
-            deadlines.add(now + 60, DeadlineRecorder("cancelled", fired).on_deadline)[CALLBACK] = (
-                None
-            )
-        size = len(deadlines._heap)
-        now += 61
-        deadlines.add(now - 2, DeadlineRecorder("overdue", fired).on_deadline)
-        await wait_for(lambda: len(fired) == 601)
-        assert {"running": 600, "overdue": 1} == Counter(fired)
-        return size
-
-    assert 600 <= run(main()) <= 1_200
+    fired: list[str] = []
+    now = 100.0
+    deadlines = DeadlineTimer(lambda: now)
+    for _ in range(600):
+        deadlines.add(now + 60, DeadlineRecorder("running", fired).on_deadline)
+    for _ in range(20_000):
+        deadlines.add(now + 60, DeadlineRecorder("cancelled", fired).on_deadline)[CALLBACK] = None
+    size = len(deadlines._heap)
+    now += 61
+    deadlines.add(now - 2, DeadlineRecorder("overdue", fired).on_deadline)
+    await wait_for(lambda: len(fired) == 601)
+    assert {"running": 600, "overdue": 1} == Counter(fired)
+    assert 600 <= (size) <= 1_200

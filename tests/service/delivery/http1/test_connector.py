@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tarry.service.delivery import DeliveryError, DeliveryResult, Fault
+from tarry.service.delivery import DeliveryError, Fault
 from tarry.service.delivery.dns import DnsCache
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1 import connector
@@ -62,17 +62,16 @@ def test_localhost_subdomains_are_loopback(dns: dict[str, list[str]]) -> None:
     assert ("127.0.0.1",) == run(DnsCache().resolve("a.localhost", "default"))
 
 
-def test_guard_checks_every_connection(dns: dict[str, list[str]]) -> None:
+async def test_guard_checks_every_connection(dns: dict[str, list[str]]) -> None:
     """The guard checks the addresses for each connection, including cached addresses."""
     guard = RecordingGuard()
     dns["target.example"] = ["169.254.169.254", "127.0.0.1"]
 
-    async def main() -> list[DeliveryResult]:
-        async with run_server(respond_with(OK)) as server:
-            url = server.url.replace("127.0.0.1", "target.example")
-            return await send_all(HttpDeliveryClient(guard), new_request(url), new_request(url))
-
-    first, second = run(main())
+    async with run_server(respond_with(OK)) as server:
+        url = server.url.replace("127.0.0.1", "target.example")
+        first, second = await send_all(
+            HttpDeliveryClient(guard), new_request(url), new_request(url)
+        )
     assert [200, 200] == [first.status, second.status]
     pair = [("169.254.169.254", "target.example"), ("127.0.0.1", "target.example")]
     assert guard.checked[:2] == pair
@@ -93,16 +92,13 @@ def test_blocked_addresses_are_skipped() -> None:
         select_allowed([], "h.example", LOOPBACK_GUARD)
 
 
-def test_next_address_is_tried_after_a_refused_connection(dns: dict[str, list[str]]) -> None:
+async def test_next_address_is_tried_after_a_refused_connection(dns: dict[str, list[str]]) -> None:
     """The next address is used, and the result contains it."""
     dns["two.example"] = ["::1", "127.0.0.1"]
 
-    async def main() -> DeliveryResult:
-        async with run_server(respond_with(OK)) as server:
-            url = server.url.replace("127.0.0.1", "two.example")
-            return (await send_all(HttpDeliveryClient(LOOPBACK_GUARD), new_request(url)))[0]
-
-    result = run(main())
+    async with run_server(respond_with(OK)) as server:
+        url = server.url.replace("127.0.0.1", "two.example")
+        result = (await send_all(HttpDeliveryClient(LOOPBACK_GUARD), new_request(url)))[0]
     assert (200, "127.0.0.1") == (result.status, result.remote)
     assert result.dns_ms is not None
 
@@ -161,43 +157,38 @@ def test_certificate_for_another_name_is_a_tls_fault(
 @pytest.mark.parametrize(
     "response", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x15\x03\x01\x00"]
 )
-def test_failed_handshake_frees_the_connection(hostile: HostileTargets, response: bytes) -> None:
+async def test_failed_handshake_frees_the_connection(
+    hostile: HostileTargets, response: bytes
+) -> None:
     """The slot is freed if the server closes, uses another protocol, or stops midway."""
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(response)
 
-    async def main() -> tuple[DeliveryResult, int]:
-        async with run_server(handler) as server:
-            delivery = HttpDeliveryClient(
-                LOOPBACK_GUARD, ca_file=hostile.ca_file, max_connections=3
-            )
-            result = await delivery.send(new_request(server.url.replace("http:", "https:")))
-            return result, await close_and_wait(delivery)
-
-    result, free_slots = run(main())
+    async with run_server(handler) as server:
+        delivery = HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca_file, max_connections=3)
+        result = await delivery.send(new_request(server.url.replace("http:", "https:")))
+        free_slots = await close_and_wait(delivery)
     assert (Fault.TLS, 3) == (result.fault, free_slots)
     assert "TLS" in (result.error or "")
 
 
-def test_data_before_tls_is_rejected(hostile: HostileTargets) -> None:
+async def test_data_before_tls_is_rejected(hostile: HostileTargets) -> None:
     """Plaintext data that the server sends before the handshake is a TLS fault."""
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(OK)
         await never_respond(reader, writer)
 
-    async def main() -> DeliveryResult:
-        async with run_server(greet) as server:
-            url = server.url.replace("http:", "https:")
-            return (
-                await send_all(
-                    HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca_file), new_request(url)
-                )
-            )[0]
-
-    assert Fault.TLS is run(main()).fault
+    async with run_server(greet) as server:
+        url = server.url.replace("http:", "https:")
+        result = (
+            await send_all(
+                HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca_file), new_request(url)
+            )
+        )[0]
+    assert Fault.TLS is result.fault
 
 
 LINUX_ONLY = pytest.mark.skipif(
@@ -237,16 +228,12 @@ def port() -> Iterator[int]:
     ],
 )
 @LINUX_ONLY
-def test_first_address_that_connects_is_used(port: int, addresses: list[str]) -> None:
+async def test_first_address_that_connects_is_used(port: int, addresses: list[str]) -> None:
     """An address that refuses the connection is skipped."""
-
-    async def main() -> tuple[str, str]:
-        transport, address = await connect_to_any(addresses, port)
-        peer = transport.get_extra_info("peername")[0]
-        transport.abort()
-        return address, peer
-
-    assert (OPEN_ADDRESS, OPEN_ADDRESS) == run(main())
+    transport, address = await connect_to_any(addresses, port)
+    peer = transport.get_extra_info("peername")[0]
+    transport.abort()
+    assert (OPEN_ADDRESS, OPEN_ADDRESS) == (address, peer)
 
 
 @pytest.mark.parametrize(
@@ -254,19 +241,16 @@ def test_first_address_that_connects_is_used(port: int, addresses: list[str]) ->
     [[UNRESPONSIVE_ADDRESS, OPEN_ADDRESS], [UNRESPONSIVE_ADDRESS, REFUSING_ADDRESS, OPEN_ADDRESS]],
 )
 @LINUX_ONLY
-def test_next_address_is_tried_after_a_delay(
+async def test_next_address_is_tried_after_a_delay(
     port: int, addresses: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If an address does not respond, the next one is tried, and the other attempt is cancelled."""
     monkeypatch.setattr(connector, "_CONNECTION_ATTEMPT_DELAY_S", 0.01)
 
-    async def main() -> tuple[str, int]:
-        transport, address = await connect_to_any(addresses, port)
-        transport.abort()
-        await asyncio.sleep(0)
-        return address, len(asyncio.all_tasks())
-
-    assert (OPEN_ADDRESS, 1) == run(main())
+    transport, address = await connect_to_any(addresses, port)
+    transport.abort()
+    await asyncio.sleep(0)
+    assert (OPEN_ADDRESS, 1) == (address, len(asyncio.all_tasks()))
 
 
 @LINUX_ONLY
@@ -284,23 +268,22 @@ def test_last_error_is_raised_when_all_addresses_fail(port: int) -> None:
 
 
 @LINUX_ONLY
-def test_second_connection_of_a_race_is_closed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_second_connection_of_a_race_is_closed(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only one connection stays open: an unclosed socket is a warning, which fails the test."""
     monkeypatch.setattr(connector, "_CONNECTION_ATTEMPT_DELAY_S", 0.0)
 
-    async def main() -> None:
-        for _ in range(20):
-            transport, _ = await connect_to_any([OPEN_ADDRESS] * 4, port)
-            transport.abort()
-
-    run(main())
+    for _ in range(20):
+        transport, _ = await connect_to_any([OPEN_ADDRESS] * 4, port)
+        transport.abort()
 
 
 @pytest.mark.parametrize(
     "addresses", [[UNRESPONSIVE_ADDRESS], [UNRESPONSIVE_ADDRESS, UNRESPONSIVE_ADDRESS]]
 )
 @LINUX_ONLY
-def test_cancelled_connect_leaves_no_socket(
+async def test_cancelled_connect_leaves_no_socket(
     port: int, addresses: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cancelling closes all sockets and ends all tasks."""
@@ -310,30 +293,23 @@ def test_cancelled_connect_leaves_no_socket(
     def count_sockets() -> int:
         return Path("/proc/net/tcp").read_text("ascii").count(peer)
 
-    async def main() -> None:
-        before = count_sockets()
-        task = asyncio.create_task(connect_to_any(addresses, port))
-        await wait_for(lambda: count_sockets() == before + len(addresses))
-        task.cancel()
-        await asyncio.wait([task])
-        await wait_for(lambda: len(asyncio.all_tasks()) == 1)
-        await wait_for(lambda: count_sockets() == before)
-
-    run(main())
+    before = count_sockets()
+    task = asyncio.create_task(connect_to_any(addresses, port))
+    await wait_for(lambda: count_sockets() == before + len(addresses))
+    task.cancel()
+    await asyncio.wait([task])
+    await wait_for(lambda: len(asyncio.all_tasks()) == 1)
+    await wait_for(lambda: count_sockets() == before)
 
 
 @LINUX_ONLY
-def test_socket_options_are_set(port: int) -> None:
+async def test_socket_options_are_set(port: int) -> None:
     """Nagle's algorithm is off and keep-alive is on."""
-
-    async def main() -> tuple[int, int]:
-        transport, _ = await connect_to_any([OPEN_ADDRESS], port)
-        sock = transport.get_extra_info("socket")
-        options = (
-            sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY),
-            sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
-        )
-        transport.abort()
-        return options
-
-    assert (1, 1) == run(main())
+    transport, _ = await connect_to_any([OPEN_ADDRESS], port)
+    sock = transport.get_extra_info("socket")
+    options = (
+        sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY),
+        sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+    )
+    transport.abort()
+    assert (1, 1) == options

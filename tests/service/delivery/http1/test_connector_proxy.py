@@ -210,20 +210,17 @@ def test_unreachable_proxy_is_an_internal_fault() -> None:
             assert Fault.INTERNAL is run(main())[0].fault
 
 
-def test_plaintext_from_a_tls_proxy_is_rejected(hostile: HostileTargets) -> None:
+async def test_plaintext_from_a_tls_proxy_is_rejected(hostile: HostileTargets) -> None:
     """A CONNECT response before the TLS handshake, which an attacker can forge, is rejected."""
 
     async def forge(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(TUNNEL_OPEN)
         await never_respond(reader, writer)
 
-    async def main() -> DeliveryResult:
-        async with run_server(forge) as server:
-            proxy = server.url.replace("http:", "https:")
-            delivery = HttpDeliveryClient(Guard(), proxy=proxy, ca_file=hostile.ca_file)
-            return (await send_all(delivery, new_request("https://target.invalid/")))[0]
-
-    result = run(main())
+    async with run_server(forge) as server:
+        proxy = server.url.replace("http:", "https:")
+        delivery = HttpDeliveryClient(Guard(), proxy=proxy, ca_file=hostile.ca_file)
+        result = (await send_all(delivery, new_request("https://target.invalid/")))[0]
     assert Fault.INTERNAL is result.fault
     assert "TLS" in (result.error or "")
 

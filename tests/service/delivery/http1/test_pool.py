@@ -87,80 +87,64 @@ def test_connections_per_host_are_limited() -> None:
     assert (["/2", "/3", "/4"], 2, 9) == (paths[2:], connections, free_slots)
 
 
-def test_released_slot_goes_to_a_waiting_request_for_another_server() -> None:
+async def test_released_slot_goes_to_a_waiting_request_for_another_server() -> None:
     """A connection is closed instead of becoming idle while a request for another server waits."""
-
-    async def main() -> tuple[list[DeliveryResult], int]:
-        async with run_servers(2) as (one, other):
-            delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=1)
-            sent = [delivery.send(new_request(server.url)) for server in (one, other)]
-            (await one.received.get()).respond()
-            (await other.received.get()).respond()
-            result = [await each for each in sent]
-            return result, await close_and_wait(delivery)
-
-    result, free_slots = run(main())
+    async with run_servers(2) as (one, other):
+        delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=1)
+        sent = [delivery.send(new_request(server.url)) for server in (one, other)]
+        (await one.received.get()).respond()
+        (await other.received.get()).respond()
+        result = [await each for each in sent]
+        free_slots = await close_and_wait(delivery)
     assert ([200, 200], 1) == ([each.status for each in result], free_slots)
 
 
-def test_idle_connection_is_closed_for_another_server() -> None:
+async def test_idle_connection_is_closed_for_another_server() -> None:
     """Only the connection that has been idle for longest is closed."""
-
-    async def main() -> tuple[list[int], int]:
-        async with run_servers(3) as servers:
-            delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=2)
-            for server in servers:
-                sent = delivery.send(new_request(server.url))
-                (await server.received.get()).respond()
-                await sent
-            await wait_for(lambda: not servers[0].open)
-            still_open = [server.open for server in servers]
-            return still_open, await close_and_wait(delivery)
-
-    assert ([0, 1, 1], 2) == run(main())
+    async with run_servers(3) as servers:
+        delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=2)
+        for server in servers:
+            sent = delivery.send(new_request(server.url))
+            (await server.received.get()).respond()
+            await sent
+        await wait_for(lambda: not servers[0].open)
+        still_open = [server.open for server in servers]
+        result = (still_open, await close_and_wait(delivery))
+    assert ([0, 1, 1], 2) == result
 
 
-def test_cancelled_waiter_does_not_block_the_next() -> None:
+async def test_cancelled_waiter_does_not_block_the_next() -> None:
     """The free slot goes to the next waiting request when the first is cancelled."""
-
-    async def main() -> tuple[DeliveryResult, int]:
-        async with run_servers(3) as (one, second, other):
-            delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=1)
-            first = delivery.send(new_request(one.url))
-            received = await one.received.get()
-            cancelled, waiting = (
-                delivery.send(new_request(server.url)) for server in (second, other)
-            )
-            cancelled.cancel()
-            received.close_connection()
-            (await other.received.get()).respond()
-            assert Fault.RESET is (await first).fault
-            result = await waiting
-            return result, await close_and_wait(delivery)
-
-    result, free_slots = run(main())
+    async with run_servers(3) as (one, second, other):
+        delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=1)
+        first = delivery.send(new_request(one.url))
+        received = await one.received.get()
+        cancelled, waiting = (delivery.send(new_request(server.url)) for server in (second, other))
+        cancelled.cancel()
+        received.close_connection()
+        (await other.received.get()).respond()
+        assert Fault.RESET is (await first).fault
+        result = await waiting
+        free_slots = await close_and_wait(delivery)
     assert (200, 1) == (result.status, free_slots)
 
 
-def test_busy_connection_is_closed_for_another_server(clock: list[float]) -> None:
+async def test_busy_connection_is_closed_for_another_server(clock: list[float]) -> None:
     """A connection that is never idle is closed while a request for another server waits."""
-
-    async def main() -> list[str]:
-        async with run_servers(2) as (busy, other):
-            delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=1)
-            sent = [delivery.send(new_request(f"{busy.url}{number}")) for number in range(3)]
-            sent.append(delivery.send(new_request(f"{other.url}other")))
-            seen = []
-            for server in (busy, busy, other, busy):
-                received = await server.received.get()
-                seen.append(received.path)
-                clock[0] += 6.0
-                received.respond()
-            assert [200] * 4 == [(await each).status for each in sent]
-            await delivery.close()
-            return seen
-
-    assert ["/0", "/1", "/other", "/2"] == run(main())
+    async with run_servers(2) as (busy, other):
+        delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=1)
+        sent = [delivery.send(new_request(f"{busy.url}{number}")) for number in range(3)]
+        sent.append(delivery.send(new_request(f"{other.url}other")))
+        seen = []
+        for server in (busy, busy, other, busy):
+            received = await server.received.get()
+            seen.append(received.path)
+            clock[0] += 6.0
+            received.respond()
+        assert [200] * 4 == [(await each).status for each in sent]
+        await delivery.close()
+        result = seen
+    assert ["/0", "/1", "/other", "/2"] == result
 
 
 def test_connection_is_not_counted_twice(
@@ -265,24 +249,21 @@ def test_unused_connections_and_pools_are_swept(
     assert (0, 1, 7) == with_server(use, max_connections=7)
 
 
-def test_close_fails_all_requests() -> None:
+async def test_close_fails_all_requests() -> None:
     """Sent and queued requests fail with INTERNAL, and all connections are closed."""
-
-    async def main() -> tuple[list[Fault | None], int, list[int]]:
-        async with run_servers(3) as (one, other, third):
-            delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=2, max_pool_connections=1)
-            idle = delivery.send(new_request(other.url))
-            (await other.received.get()).respond()
-            await idle
-            sent = [delivery.send(new_request(server.url)) for server in (one, one, third, third)]
-            await one.received.get()
-            sent.append(delivery.send(new_request(other.url)))
-            free_slots = await close_and_wait(delivery)
-            faults = [(await each).fault for each in sent]
-            await wait_for(lambda: not (one.open or other.open or third.open))
-            return faults, free_slots, [one.connections, other.connections]
-
-    assert ([Fault.INTERNAL] * 5, 2, [1, 1]) == run(main())
+    async with run_servers(3) as (one, other, third):
+        delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=2, max_pool_connections=1)
+        idle = delivery.send(new_request(other.url))
+        (await other.received.get()).respond()
+        await idle
+        sent = [delivery.send(new_request(server.url)) for server in (one, one, third, third)]
+        await one.received.get()
+        sent.append(delivery.send(new_request(other.url)))
+        free_slots = await close_and_wait(delivery)
+        faults = [(await each).fault for each in sent]
+        await wait_for(lambda: not (one.open or other.open or third.open))
+        result = (faults, free_slots, [one.connections, other.connections])
+    assert ([Fault.INTERNAL] * 5, 2, [1, 1]) == result
 
 
 def test_unexpected_error_is_raised_in_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,58 +321,52 @@ def test_callback_may_send_the_next_request_on_the_same_connection() -> None:
     assert (1, 3) == (connections, free_slots)
 
 
-def test_callback_of_a_failed_request_may_send_the_next_one() -> None:
+async def test_callback_of_a_failed_request_may_send_the_next_one() -> None:
     """Requests that fail also release their connection before the callback is called."""
-
-    async def main() -> tuple[list[Any], int]:
-        async with run_server(respond_with(b"RTSP/1.0 200 OK\r\n\r\n")) as server:
-            delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=1)
-            urls = [server.url, "http://127.0.0.1:1/", "http://127.0.0.1:1/", server.url]
-            faults: list[Any] = []
-            is_done = asyncio.Event()
-
-            def start_next(result: Any) -> None:
-                faults.append(result.fault)
-                if urls:
-                    delivery.start(new_request(urls.pop()), start_next)
-                else:
-                    is_done.set()
-
-            delivery.start(new_request(urls.pop()), start_next)
-            await is_done.wait()
-            return faults, await close_and_wait(delivery)
-
     protocol, refused = Fault.PROTOCOL, Fault.REFUSED
-    assert ([protocol, refused, refused, protocol], 1) == run(main())
+    async with run_server(respond_with(b"RTSP/1.0 200 OK\r\n\r\n")) as server:
+        delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=1)
+        urls = [server.url, "http://127.0.0.1:1/", "http://127.0.0.1:1/", server.url]
+        faults: list[Any] = []
+        is_done = asyncio.Event()
+
+        def start_next(result: Any) -> None:
+            faults.append(result.fault)
+            if urls:
+                delivery.start(new_request(urls.pop()), start_next)
+            else:
+                is_done.set()
+
+        delivery.start(new_request(urls.pop()), start_next)
+        await is_done.wait()
+        value = (faults, await close_and_wait(delivery))
+    assert ([protocol, refused, refused, protocol], 1) == value
 
 
-def test_next_request_uses_the_slot_of_a_lost_connection() -> None:
+async def test_next_request_uses_the_slot_of_a_lost_connection() -> None:
     """At the limit of connections, no idle connection is closed when a lost one leaves a slot."""
+    async with (
+        run_server(respond_with(OK, then_close=False)) as healthy,
+        run_server(respond_with()) as failing,
+    ):
+        delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=2)
+        await delivery.send(new_request(healthy.url))
+        faults: list[Any] = []
+        is_done = asyncio.Event()
 
-    async def main() -> tuple[int, int]:
-        async with (
-            run_server(respond_with(OK, then_close=False)) as healthy,
-            run_server(respond_with()) as failing,
-        ):
-            delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=2)
-            await delivery.send(new_request(healthy.url))
-            faults: list[Any] = []
-            is_done = asyncio.Event()
+        def start_next(result: Any) -> None:
+            faults.append(result.fault)
+            if len(faults) < 3:
+                delivery.start(new_request(failing.url), start_next)
+            else:
+                is_done.set()
 
-            def start_next(result: Any) -> None:
-                faults.append(result.fault)
-                if len(faults) < 3:
-                    delivery.start(new_request(failing.url), start_next)
-                else:
-                    is_done.set()
-
-            delivery.start(new_request(failing.url), start_next)
-            await is_done.wait()
-            open_connections = sum(len(pool._connections) for pool in delivery._pools.values())
-            await close_and_wait(delivery)
-            return open_connections, faults.count(Fault.RESET)
-
-    assert (1, 3) == run(main())
+        delivery.start(new_request(failing.url), start_next)
+        await is_done.wait()
+        open_connections = sum(len(pool._connections) for pool in delivery._pools.values())
+        await close_and_wait(delivery)
+        value = (open_connections, faults.count(Fault.RESET))
+    assert (1, 3) == value
 
 
 def test_error_in_a_callback_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -415,19 +390,15 @@ def test_error_in_a_callback_is_logged(caplog: pytest.LogCaptureFixture) -> None
     assert "secret" not in caplog.text
 
 
-def test_invalid_request_calls_back_after_start() -> None:
+async def test_invalid_request_calls_back_after_start() -> None:
     """A request that cannot be sent never calls back within `start`."""
-
-    async def main() -> tuple[list[Any], list[Any]]:
-        delivery = HttpDeliveryClient(LOOPBACK_GUARD)
-        results: list[Any] = []
-        delivery.start(new_request("http://h/", headers={"host": "other"}), results.append)
-        at_once = results.copy()
-        await wait_for(lambda: results)
-        await delivery.close()
-        return at_once, [each.fault for each in results]
-
-    assert ([], [Fault.INVALID]) == run(main())
+    delivery = HttpDeliveryClient(LOOPBACK_GUARD)
+    results: list[Any] = []
+    delivery.start(new_request("http://h/", headers={"host": "other"}), results.append)
+    at_once = results.copy()
+    await wait_for(lambda: results)
+    await delivery.close()
+    assert ([], [Fault.INVALID]) == (at_once, [each.fault for each in results])
 
 
 def test_cancelled_delivery_calls_back_once() -> None:

@@ -104,46 +104,40 @@ def test_cost_of_a_connection_does_not_depend_on_the_number_of_hosts() -> None:
     assert run(main(1000)) == run(main(20))
 
 
-def test_number_of_pools_does_not_exceed_the_number_of_connections() -> None:
+async def test_number_of_pools_does_not_exceed_the_number_of_connections() -> None:
     """A pool is removed with its last connection."""
-
-    async def main() -> tuple[int, int]:
-        delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=MAX_CONNECTIONS)
-        await send_to_hosts(delivery, 100)
-        pools = len(delivery._pools)
-        for pool in list(delivery._pools.values()):
-            for connection in tuple(pool._connections):
-                connection.abort()
-        await wait_until_empty(delivery)
-        remaining = len(delivery._pools)
-        await delivery.close()
-        return pools, remaining
-
-    pools, remaining = run(main())
+    delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=MAX_CONNECTIONS)
+    await send_to_hosts(delivery, 100)
+    pools = len(delivery._pools)
+    for pool in list(delivery._pools.values()):
+        for connection in tuple(pool._connections):
+            connection.abort()
+    await wait_until_empty(delivery)
+    remaining = len(delivery._pools)
+    await delivery.close()
     assert pools <= MAX_CONNECTIONS
     assert 0 == remaining
 
 
-def test_pool_of_a_failed_or_cancelled_request_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pool_of_a_failed_or_cancelled_request_is_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Hosts that no connection can be opened to leave nothing behind."""
 
     async def refuse(*_: object) -> ConnectResult:
         raise ZeroDivisionError
 
-    async def main() -> list[int]:
-        delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=1)
-        monkeypatch.setattr(Connector, "connect", refuse)
-        with pytest.raises(ZeroDivisionError):
-            await delivery.send(new_request(url_of(1)))
-        numbers = [len(delivery._pools)]
-        running, queued = (delivery.send(new_request(url_of(number))) for number in (1, 2))
-        queued.cancel()
-        numbers.append(len(delivery._pools))
-        running.cancel()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        numbers.append(len(delivery._pools))
-        await delivery.close()
-        return numbers
-
-    assert [0, 1, 0] == run(main())
+    delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=1)
+    monkeypatch.setattr(Connector, "connect", refuse)
+    with pytest.raises(ZeroDivisionError):
+        await delivery.send(new_request(url_of(1)))
+    numbers = [len(delivery._pools)]
+    running, queued = (delivery.send(new_request(url_of(number))) for number in (1, 2))
+    queued.cancel()
+    numbers.append(len(delivery._pools))
+    running.cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    numbers.append(len(delivery._pools))
+    await delivery.close()
+    assert [0, 1, 0] == numbers

@@ -10,7 +10,7 @@ from tarry.service.delivery.http1.client import HttpDeliveryClient
 from tarry.service.delivery.http1.connection import HttpConnection
 from tarry.service.delivery.http1.pool import HttpConnectionPool
 from tests.integration.hostile import OK
-from tests.service.delivery.harness import LOOPBACK_GUARD, new_request, run
+from tests.service.delivery.harness import LOOPBACK_GUARD, new_request
 from tests.service.delivery.scripted_server import ReceivedRequest, run_server
 
 pytestmark = pytest.mark.usefixtures("each_loop")
@@ -33,48 +33,42 @@ def open_connections(delivery: HttpDeliveryClient) -> Iterator[HttpConnection]:
         yield from pool._connections
 
 
-def test_tenants_do_not_share_connections() -> None:
+async def test_tenants_do_not_share_connections() -> None:
     """A second response to a request of one tenant does not reach the task of another tenant."""
-
-    async def main() -> tuple[int | str | None, list[int]]:
-        async with run_server() as server:
-            delivery = HttpDeliveryClient(LOOPBACK_GUARD)
-            sent = delivery.send(new_request(server.url, tenant="a"))
-            first = await server.received.get()
-            first.respond()
-            await sent
-            first.respond(FORGED)
-            sent = delivery.send(new_request(server.url, tenant="b"))
-            second = await server.received.get()
-            second.respond()
-            result = await sent
-            await delivery.close()
-            return result.status, [first.connection, second.connection]
-
-    assert (200, [1, 2]) == run(main())
+    async with run_server() as server:
+        delivery = HttpDeliveryClient(LOOPBACK_GUARD)
+        sent = delivery.send(new_request(server.url, tenant="a"))
+        first = await server.received.get()
+        first.respond()
+        await sent
+        first.respond(FORGED)
+        sent = delivery.send(new_request(server.url, tenant="b"))
+        second = await server.received.get()
+        second.respond()
+        result = await sent
+        await delivery.close()
+        value = (result.status, [first.connection, second.connection])
+    assert (200, [1, 2]) == value
 
 
-def test_idle_connection_with_unread_bytes_is_not_reused() -> None:
+async def test_idle_connection_with_unread_bytes_is_not_reused() -> None:
     """Bytes that arrived after a response are not the response to the next request."""
-
-    async def main() -> tuple[int | str | None, int]:
-        async with run_server() as server:
-            delivery = HttpDeliveryClient(LOOPBACK_GUARD)
-            sent = delivery.send(new_request(server.url))
-            received = await server.received.get()
-            received.respond()
-            await sent
-            send_second_response(received, next(open_connections(delivery)))
-            sent = delivery.send(new_request(server.url))
-            (await server.received.get()).respond()
-            result = await sent
-            await delivery.close()
-            return result.status, server.connections
-
-    assert (200, 2) == run(main())
+    async with run_server() as server:
+        delivery = HttpDeliveryClient(LOOPBACK_GUARD)
+        sent = delivery.send(new_request(server.url))
+        received = await server.received.get()
+        received.respond()
+        await sent
+        send_second_response(received, next(open_connections(delivery)))
+        sent = delivery.send(new_request(server.url))
+        (await server.received.get()).respond()
+        result = await sent
+        await delivery.close()
+        value = (result.status, server.connections)
+    assert (200, 2) == value
 
 
-def test_released_connection_with_unread_bytes_is_not_reused(
+async def test_released_connection_with_unread_bytes_is_not_reused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A queued request is not sent on a connection that has received bytes after its response."""
@@ -87,38 +81,33 @@ def test_released_connection_with_unread_bytes_is_not_reused(
         send_second_response(answered.pop(), connection)
         release(pool, connection, now)
 
-    async def main() -> tuple[list[int | str | None], int]:
-        async with run_server() as server:
-            delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_pool_connections=1)
-            sent = [delivery.send(new_request(server.url)) for _ in range(2)]
-            answered.append(await server.received.get())
-            monkeypatch.setattr(HttpConnectionPool, "release", release_with_unread_bytes)
-            answered[0].respond()
-            await sent[0]
-            monkeypatch.setattr(HttpConnectionPool, "release", release)
-            (await server.received.get()).respond()
-            statuses = [(await each).status for each in sent]
-            await delivery.close()
-            return statuses, server.connections
-
-    assert ([200, 200], 2) == run(main())
+    async with run_server() as server:
+        delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_pool_connections=1)
+        sent = [delivery.send(new_request(server.url)) for _ in range(2)]
+        answered.append(await server.received.get())
+        monkeypatch.setattr(HttpConnectionPool, "release", release_with_unread_bytes)
+        answered[0].respond()
+        await sent[0]
+        monkeypatch.setattr(HttpConnectionPool, "release", release)
+        (await server.received.get()).respond()
+        statuses = [(await each).status for each in sent]
+        await delivery.close()
+        result = (statuses, server.connections)
+    assert ([200, 200], 2) == result
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE", "OPTIONS"])
 @pytest.mark.parametrize(("body", "connections"), [(b"", 1), (b"{}", 2)])
-def test_connection_is_not_reused_after_an_unusual_body(
+async def test_connection_is_not_reused_after_an_unusual_body(
     method: str, body: bytes, connections: int
 ) -> None:
     """Some servers do not read the body of a GET or DELETE, and parse it as the next request."""
-
-    async def main() -> int:
-        async with run_server() as server:
-            delivery = HttpDeliveryClient(LOOPBACK_GUARD)
-            for _ in range(2):
-                sent = delivery.send(new_request(server.url, method=method, body=body))
-                (await server.received.get()).respond(OK)
-                assert 200 == (await sent).status
-            await delivery.close()
-            return server.connections
-
-    assert connections == run(main())
+    async with run_server() as server:
+        delivery = HttpDeliveryClient(LOOPBACK_GUARD)
+        for _ in range(2):
+            sent = delivery.send(new_request(server.url, method=method, body=body))
+            (await server.received.get()).respond(OK)
+            assert 200 == (await sent).status
+        await delivery.close()
+        result = server.connections
+    assert connections == result
