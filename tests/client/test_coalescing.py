@@ -20,9 +20,12 @@ from tarry.client.coalescing import (
     MAX_COALESCED_BYTES,
     MAX_COALESCED_TASKS,
     MAX_RETURN_WAIT_S,
+    SEND_ALONE,
+    Batch,
     Coalescer,
     EnqueueCall,
     ThreadEvent,
+    Wait,
 )
 from tarry.client.errors import InvalidRequest, ServiceUnreachable
 from tarry.core.policy import Policy
@@ -316,7 +319,7 @@ def test_client_works_after_a_fork(service: FakeService) -> None:
         assert client._coalescer is not None
         call: EnqueueCall[ThreadEvent] = EnqueueCall(ServiceApi().enqueue(HOOK, None, None, {}))
         client._coalescer.add(call)
-        client._coalescer.take_batch(call)
+        client._coalescer.next_step(call)
         client._coalescer._process_id -= 1  # as in a child process
         assert "key-1" == client.enqueue(HOOK, key="key-1").idempotency_key
 
@@ -363,12 +366,25 @@ def add_calls(
     return calls
 
 
+def next_batch(coalescer: Coalescer[FakeEvent], call: EnqueueCall[FakeEvent]) -> Batch[FakeEvent]:
+    """Return the batch that the caller has to send now."""
+    step = coalescer.next_step(call)
+    assert isinstance(step, Batch)
+    return step
+
+
+def next_wait(coalescer: Coalescer[FakeEvent], call: EnqueueCall[FakeEvent]) -> Wait[FakeEvent]:
+    """Return the wait of the caller."""
+    step = coalescer.next_step(call)
+    assert isinstance(step, Wait)
+    return step
+
+
 def take_calls(
     coalescer: Coalescer[FakeEvent], call: EnqueueCall[FakeEvent]
 ) -> list[EnqueueCall[FakeEvent]]:
     """Take a batch and complete it; return its calls."""
-    batch = coalescer.take_batch(call)
-    assert batch is not None
+    batch = next_batch(coalescer, call)
     coalescer.complete(batch, [None] * len(batch.calls))
     return batch.calls
 
@@ -376,8 +392,7 @@ def take_calls(
 def test_batch_has_a_maximum_number_of_tasks(coalescer: Coalescer[FakeEvent]) -> None:
     """The calls that do not fit in a batch are sent with the next one."""
     [first] = add_calls(coalescer, 1)
-    first_batch = coalescer.take_batch(first)
-    assert first_batch is not None
+    first_batch = next_batch(coalescer, first)
     calls = add_calls(coalescer, MAX_COALESCED_TASKS + 3)
     assert calls[:MAX_COALESCED_TASKS] == take_calls(coalescer, calls[-1])
     coalescer.complete(first_batch, [None])
@@ -387,10 +402,8 @@ def test_batch_has_a_maximum_number_of_tasks(coalescer: Coalescer[FakeEvent]) ->
 def test_many_waiting_calls_are_sent_with_two_requests(coalescer: Coalescer[FakeEvent]) -> None:
     """If no request is under way, each of two requests sends half of the calls."""
     calls = add_calls(coalescer, 2 * EARLY_START_TASKS)
-    first_batch = coalescer.take_batch(calls[0])
-    second_batch = coalescer.take_batch(calls[-1])
-    assert first_batch is not None
-    assert second_batch is not None
+    first_batch = next_batch(coalescer, calls[0])
+    second_batch = next_batch(coalescer, calls[-1])
     assert calls[:EARLY_START_TASKS] == first_batch.calls
     assert calls[EARLY_START_TASKS:] == second_batch.calls
 
@@ -407,17 +420,15 @@ def test_batch_has_a_maximum_size(coalescer: Coalescer[FakeEvent]) -> None:
 def test_end_of_a_request_wakes_one_waiting_call(coalescer: Coalescer[FakeEvent]) -> None:
     """When a request ends, the longest waiting call is woken, and it sends all waiting calls."""
     first, second = add_calls(coalescer, 2)
-    batch = coalescer.take_batch(first)
-    assert batch is not None
+    batch = next_batch(coalescer, first)
     assert [first, second] == batch.calls
     third, fourth = add_calls(coalescer, 2)
-    assert coalescer.take_batch(third) is coalescer.take_batch(fourth) is None
-    assert third.event is not None
-    assert fourth.event is not None
+    third_event = next_wait(coalescer, third).event
+    fourth_event = next_wait(coalescer, fourth).event
     coalescer.complete(batch, [None, None])
-    assert (1, 0) == (third.event.set_count, fourth.event.set_count)
+    assert (1, 0) == (third_event.set_count, fourth_event.set_count)
     coalescer.withdraw(third)
-    assert 1 == fourth.event.set_count
+    assert 1 == fourth_event.set_count
     assert [fourth] == take_calls(coalescer, fourth)
 
 
@@ -426,16 +437,14 @@ def test_many_waiting_calls_do_not_wait_for_the_first_request(
 ) -> None:
     """When many calls wait, a second request is sent; there is never a third."""
     [first] = add_calls(coalescer, 1)
-    first_batch = coalescer.take_batch(first)
-    assert first_batch is not None
+    next_batch(coalescer, first)
     waiting = add_calls(coalescer, EARLY_START_TASKS - 1)
-    assert coalescer.take_batch(waiting[-1]) is None
+    next_wait(coalescer, waiting[-1])
     waiting += add_calls(coalescer, 1)
-    second_batch = coalescer.take_batch(waiting[-1])
-    assert second_batch is not None
+    second_batch = next_batch(coalescer, waiting[-1])
     assert waiting == second_batch.calls
     others = add_calls(coalescer, EARLY_START_TASKS)
-    assert coalescer.take_batch(others[-1]) is None
+    next_wait(coalescer, others[-1])
 
 
 def test_slow_request_does_not_block_other_calls(
@@ -445,12 +454,11 @@ def test_slow_request_does_not_block_other_calls(
     monkeypatch.setattr("tarry.client.coalescing.SLOW_REQUEST_S", 0.5)
     with VirtualClock() as clock:
         [first] = add_calls(coalescer, 1)
-        assert coalescer.take_batch(first) is not None
+        next_batch(coalescer, first)
         clock.advance(0.2)
         second, third = add_calls(coalescer, 2)
-        assert coalescer.take_batch(second) is coalescer.take_batch(third) is None
-        assert pytest.approx(0.3) == second.max_wait_s
-        assert third.max_wait_s is None
+        assert pytest.approx(0.3) == next_wait(coalescer, second).max_wait_s
+        assert next_wait(coalescer, third).max_wait_s is None
         clock.advance(0.3)
         assert [second, third] == take_calls(coalescer, second)
 
@@ -458,9 +466,9 @@ def test_slow_request_does_not_block_other_calls(
 def complete_shared_request(coalescer: Coalescer[FakeEvent]) -> list[EnqueueCall[FakeEvent]]:
     """Complete a request of three calls, which the first call has sent; return the calls."""
     calls = add_calls(coalescer, 3)
-    batch = coalescer.take_batch(calls[0])
-    assert batch is not None
-    assert [None, None] == [coalescer.take_batch(call) for call in calls[1:]]
+    batch = next_batch(coalescer, calls[0])
+    for call in calls[1:]:
+        next_wait(coalescer, call)
     coalescer.complete(batch, [None] * 3)
     return calls
 
@@ -473,14 +481,13 @@ def test_next_request_waits_until_the_callers_have_returned(
         sender, *others = complete_shared_request(coalescer)
         coalescer.take_result(sender)
         [first] = add_calls(coalescer, 1)
-        assert coalescer.take_batch(first) is None
-        assert MAX_RETURN_WAIT_S == pytest.approx(first.max_wait_s)
+        first_event, max_wait_s = next_wait(coalescer, first)
+        assert MAX_RETURN_WAIT_S == pytest.approx(max_wait_s)
         coalescer.take_result(others[0])
         [second] = add_calls(coalescer, 1)
-        assert coalescer.take_batch(second) is None
+        next_wait(coalescer, second)
         coalescer.take_result(others[1])
-        assert first.event is not None
-        assert 1 == first.event.set_count
+        assert 1 == first_event.set_count
         assert [first, second] == take_calls(coalescer, first)
 
 
@@ -497,7 +504,7 @@ def test_caller_that_does_not_return_does_not_block_other_calls(
         calls = add_calls(coalescer, 1)
         assert calls == take_calls(coalescer, calls[0])
         for call in others:
-            assert coalescer.take_result(call) is None
+            assert SEND_ALONE is coalescer.take_result(call)
 
 
 def test_thread_event_is_cleared_by_a_wait() -> None:
@@ -552,7 +559,7 @@ def test_finished_call_takes_no_batch(coalescer: Coalescer[FakeEvent]) -> None:
     calls = add_calls(coalescer, 2)
     take_calls(coalescer, calls[0])
     later = add_calls(coalescer, 1)
-    assert coalescer.take_batch(calls[1]) is None
+    assert coalescer.next_step(calls[1]) is None
     assert later == take_calls(coalescer, later[0])
 
 
@@ -561,10 +568,9 @@ def test_errors_are_copied_with_their_notes(coalescer: Coalescer[FakeEvent]) -> 
     calls = add_calls(coalescer, 2)
     error = ServiceUnreachable("no response", retry_after=3.0)
     error.add_note("a note")
-    batch = coalescer.take_batch(calls[0])
-    assert batch is not None
+    batch = next_batch(coalescer, calls[0])
     coalescer.fail(batch, error)
-    first, second = calls[0].error, calls[1].error
+    first, second = calls[0].result, calls[1].result
     assert error is first
     assert isinstance(second, ServiceUnreachable)
     assert second is not error

@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 from contextlib import aclosing, closing, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from tarry.client.coalescing import Coalescer, EnqueueCall, ThreadEvent
+from tarry.client.coalescing import SEND_ALONE, Coalescer, EnqueueCall, ThreadEvent, Wait
 from tarry.client.transport import (
     MAX_RECONNECT_DELAY_S,
     AsyncBufferingTransport,
@@ -357,17 +357,16 @@ class Client:
         call: EnqueueCall[ThreadEvent] = EnqueueCall(request)
         try:
             coalescer.add(call)
-            while not call.is_done:
-                batch = coalescer.take_batch(call)
-                if batch is not None:
-                    self._send_batch(coalescer, batch)
-                elif call.event is not None:
-                    call.event.wait(call.max_wait_s)
+            while (step := coalescer.next_step(call)) is not None:
+                if isinstance(step, Wait):
+                    step.event.wait(step.max_wait_s)
+                else:
+                    self._send_batch(coalescer, step)
         except BaseException:
             coalescer.withdraw(call)
             raise
-        task = coalescer.take_result(call)
-        return self._send(request) if task is None else task
+        result = coalescer.take_result(call)
+        return self._send(request) if result is SEND_ALONE else result
 
     def _send_batch(self, coalescer: Coalescer[ThreadEvent], batch: Batch[ThreadEvent]) -> None:
         try:
@@ -646,20 +645,16 @@ class AsyncClient:
         call: EnqueueCall[AsyncEvent] = EnqueueCall(request)
         try:
             coalescer.add(call)
-            while not call.is_done:
-                batch = coalescer.take_batch(call)
-                if batch is not None:
-                    await self._send_batch(coalescer, batch)
-                elif call.event is not None and call.max_wait_s is None:
-                    await call.event.wait()
-                elif call.event is not None and call.max_wait_s is not None:
-                    with timeout(call.max_wait_s):
-                        await call.event.wait()
+            while (step := coalescer.next_step(call)) is not None:
+                if isinstance(step, Wait):
+                    await _wait(step)
+                else:
+                    await self._send_batch(coalescer, step)
         except BaseException:
             coalescer.withdraw(call)
             raise
-        task = coalescer.take_result(call)
-        return await self._send(request) if task is None else task
+        result = coalescer.take_result(call)
+        return await self._send(request) if result is SEND_ALONE else result
 
     async def _send_batch(self, coalescer: Coalescer[AsyncEvent], batch: Batch[AsyncEvent]) -> None:
         try:
@@ -726,6 +721,14 @@ def _new_event() -> AsyncEvent:
     import asyncio
 
     return asyncio.Event()
+
+
+async def _wait(step: Wait[AsyncEvent]) -> None:
+    if step.max_wait_s is None:
+        await step.event.wait()
+    else:
+        with timeout(step.max_wait_s):
+            await step.event.wait()
 
 
 class BaseReplay(Generic[R]):
