@@ -213,6 +213,10 @@ api: $(READY) ## Update docs/public-api.txt from the code
 	@mkdir -p docs
 	@$(PY) -m tests.public_api > docs/public-api.txt.new && mv docs/public-api.txt.new docs/public-api.txt
 
+.PHONY: client
+client: $(READY) ## Generate the blocking client from the asynchronous client
+	@$(PY) .ci/generate_client.py > $(VENV)/client.py && mv $(VENV)/client.py src/tarry/client/client.py
+
 .PHONY: docs
 docs: $(DOCS)/.ready ## Build the documentation site in site/
 	$(call step,documentation site,NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --quiet --strict)

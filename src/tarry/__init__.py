@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from tarry import testing as testing
     from tarry import tuning as tuning
     from tarry.adapters.http.hand_off import HandOff
-    from tarry.client.client import AsyncClient, Client
+    from tarry.client.async_client import AsyncClient
+    from tarry.client.client import Client
     from tarry.core.adaptive_limit import AdaptiveLimit
     from tarry.core.backoff import Schedule
     from tarry.core.breaker import Breaker, BreakerState
@@ -90,7 +91,8 @@ if TYPE_CHECKING:
 
 _NAMES_BY_MODULE = {
     "tarry.adapters.http.hand_off": "HandOff",
-    "tarry.client.client": "AsyncClient Client",
+    "tarry.client.async_client": "AsyncClient",
+    "tarry.client.client": "Client",
     "tarry.core.adaptive_limit": "AdaptiveLimit",
     "tarry.core.backoff": "Schedule",
     "tarry.core.breaker": "Breaker BreakerState",

@@ -29,6 +29,7 @@ HEAVY_MODULES = (
     "httpx",
     "msgspec",
     "tarry.client.api",
+    "tarry.client.async_client",
     "tarry.client.client",
     "tarry.service",
     "uvicorn",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
-from tarry.client import AsyncClient, Client
+from tarry.client import AsyncClient, Client, client
 from tarry.client.errors import NotFound
 from tarry.errors import ConfigurationError
 from tests.client.fake_service import FakeService, task_json
@@ -73,19 +73,13 @@ def test_id_with_a_slash_sends_no_request() -> None:
             client.put_policy("../x", {})
 
 
-def test_both_clients_have_the_same_methods() -> None:
-    """Both clients have the same methods with the same arguments."""
-    sync_methods = {
-        name: str(inspect.signature(call).replace(return_annotation=inspect.Signature.empty))
-        for name, call in vars(Client).items()
-        if not name.startswith("_") and name not in {"close", "aclose"}
-    }
-    async_methods = {
-        name: str(inspect.signature(call).replace(return_annotation=inspect.Signature.empty))
-        for name, call in vars(AsyncClient).items()
-        if not name.startswith("_") and name not in {"close", "aclose"}
-    }
-    assert sync_methods == async_methods
+def test_blocking_client_is_generated_from_the_asynchronous_client() -> None:
+    """If this fails, change async_client.py and run `make client`."""
+    script = Path(__file__).parents[2] / ".ci" / "generate_client.py"
+    generated = subprocess.run(
+        [sys.executable, script], stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+    assert generated == Path(client.__file__).read_text("utf-8")
 
 
 @pytest.mark.parametrize("package", ["httpx", "msgspec"])

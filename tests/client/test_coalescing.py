@@ -24,10 +24,10 @@ from tarry.client.coalescing import (
     Batch,
     Coalescer,
     EnqueueCall,
-    ThreadEvent,
-    Wait,
+    WaitStep,
 )
 from tarry.client.errors import InvalidRequest, ServiceUnreachable
+from tarry.client.waiting import ThreadEvent
 from tarry.core.policy import Policy
 from tarry.testing import VirtualClock
 from tests.client.fake_service import FakeService, StatusAndContent, problem_response
@@ -373,10 +373,10 @@ def next_batch(coalescer: Coalescer[FakeEvent], call: EnqueueCall[FakeEvent]) ->
     return step
 
 
-def next_wait(coalescer: Coalescer[FakeEvent], call: EnqueueCall[FakeEvent]) -> Wait[FakeEvent]:
+def next_wait(coalescer: Coalescer[FakeEvent], call: EnqueueCall[FakeEvent]) -> WaitStep[FakeEvent]:
     """Return the wait of the caller."""
     step = coalescer.next_step(call)
-    assert isinstance(step, Wait)
+    assert isinstance(step, WaitStep)
     return step
 
 

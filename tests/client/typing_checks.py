@@ -9,7 +9,8 @@ from typing import assert_type
 import tarry
 from tarry.client import AsyncClient, Client
 from tarry.client.api import Health
-from tarry.client.client import AsyncReplay, Replay
+from tarry.client.async_client import AsyncReplay
+from tarry.client.client import Replay
 from tarry.client.options import EnqueueArguments
 from tarry.wire.tasks import (
     AttemptLog,

@@ -21,7 +21,8 @@ from tarry.client.errors import (
 )
 
 if TYPE_CHECKING:
-    from tarry.client.client import AsyncClient, Client
+    from tarry.client.async_client import AsyncClient
+    from tarry.client.client import Client
 
 __all__ = [
     "AsyncClient",
@@ -39,8 +40,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name in {"AsyncClient", "Client"}:
-        from tarry.client import client
+    if name == "AsyncClient":
+        from tarry.client.async_client import AsyncClient
 
-        return getattr(client, name)
+        return AsyncClient
+    if name == "Client":
+        from tarry.client.client import Client
+
+        return Client
     raise AttributeError(f"module 'tarry.client' has no attribute {name!r}")

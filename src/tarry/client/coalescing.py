@@ -64,28 +64,6 @@ class WakeEvent(Protocol):
         ...
 
 
-class ThreadEvent:
-    """An event for which one thread waits.
-
-    `threading.Event`, which any number of threads can wait for, takes a quarter of the time of a
-    coalesced call.
-    """
-
-    __slots__ = ("_lock",)
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._lock.acquire()
-
-    def set(self) -> None:
-        """Wake the thread; raises a `RuntimeError` if the event is already set."""
-        self._lock.release()
-
-    def wait(self, timeout: float | None) -> None:
-        """Return when the event is set, and clear it, or return after `timeout` seconds."""
-        self._lock.acquire(timeout=-1 if timeout is None else timeout)
-
-
 EventT = TypeVar("EventT", bound=WakeEvent)
 
 
@@ -128,7 +106,7 @@ class Batch(Generic[EventT]):
         self.started_at = started_at
 
 
-class Wait(NamedTuple, Generic[EventT]):
+class WaitStep(NamedTuple, Generic[EventT]):
     """A step of a call: its caller waits for the event, for up to `max_wait_s` (None: no limit)."""
 
     event: EventT
@@ -162,7 +140,7 @@ class Coalescer(Generic[EventT]):
             self._waiting.append(call)
             call.is_waiting = True
 
-    def next_step(self, call: EnqueueCall[EventT]) -> Batch[EventT] | Wait[EventT] | None:
+    def next_step(self, call: EnqueueCall[EventT]) -> Batch[EventT] | WaitStep[EventT] | None:
         """Return the batch that the caller has to send now, or its wait; None: the call is done.
 
         After a wait, the caller calls `next_step` again. After it has sent a batch, it calls
@@ -178,7 +156,7 @@ class Coalescer(Generic[EventT]):
                 call.event = self._new_event()
                 # Only the first call waits with a timeout, because it sends the others, too.
                 is_first = bool(self._waiting) and self._waiting[0] is call
-                return Wait(call.event, slot_in_s if is_first else None)
+                return WaitStep(call.event, slot_in_s if is_first else None)
             max_tasks = MAX_COALESCED_TASKS
             if not self._batches and len(self._waiting) >= 2 * EARLY_START_TASKS:
                 # A second request sends the rest while this request is in flight.

@@ -195,16 +195,18 @@ def to_epoch_ms(argument: str, instant: Instant) -> int:
 def to_query(method: str, filters: Mapping[str, Any]) -> dict[str, str | int | None]:
     """Return the filters of a client's method with the names and units of the API."""
     check_argument_names(method, filters)
-    if filters.get("last_status") is not None:
-        filters = {**filters, "last_status": str(filters["last_status"])}
     query: dict[str, str | int | None] = {}
     for argument, value in filters.items():
         field = _FIELD_BY_ARGUMENT.get(argument)
-        is_time = argument in _TIME_ARGUMENTS and value is not None
-        query[argument if field is None else field.api_name] = (
-            to_epoch_ms(argument, value) if is_time else value
-        )
+        name = argument if field is None else field.api_name
+        query[name] = None if value is None else _to_query_value(argument, value)
     return query
+
+
+def _to_query_value(argument: str, value: Any) -> str | int:
+    if argument in _TIME_ARGUMENTS:
+        return to_epoch_ms(argument, value)
+    return str(value) if argument == "last_status" else value
 
 
 def to_seconds(argument: str, duration: Duration) -> float:
