@@ -9,7 +9,10 @@ import pytest
 
 from tarry.service.stores.redis.scripts import load_script
 
-SHARED = {"audit", "identity", "records", "replays", "secrets", "tasks"}
+SHARED = {
+    *("audit", "context", "identity", "lookup", "lost_tasks", "rebuild", "records", "replays"),
+    *("rotation", "schema", "secrets", "tasks"),
+}
 NAMES = sorted(
     path.name.removesuffix(".lua")
     for path in (files("tarry.service.stores.redis") / "lua").iterdir()

@@ -1,7 +1,8 @@
 """The Lua scripts of the Redis store. Each operation on a partition is one script.
 
-A script is a file in `lua`. `identity.lua` is prepended, and shared files that its first line
-names. Redis executes them with each call, which takes about 30 us.
+A script is a file in `lua`; its header lists its arguments and its reply. The shared files that its
+first line names are put in front of it, and `identity.lua` in front of all. Redis executes them
+with each call, which takes about 30 us.
 """
 
 from __future__ import annotations
@@ -28,12 +29,16 @@ class Script(NamedTuple):
 @cache
 def load_script(name: str) -> Script:
     """Return the script with this name."""
-    source = _read(name)
-    first_line = source.partition("\n")[0]
-    used = first_line.removeprefix(_USES).split() if first_line.startswith(_USES) else []
-    complete = "".join(_read(part) for part in ("identity", *used)) + source
-    encoded = complete.encode()
+    parts = dict.fromkeys(("identity", *_list_parts(name)))
+    encoded = "".join(map(_read, parts)).encode()
     return Script(encoded, sha1(encoded, usedforsecurity=False).hexdigest())
+
+
+def _list_parts(name: str) -> list[str]:
+    """Return the names of the files that a file uses, in order, and its own name."""
+    first_line = _read(name).partition("\n")[0]
+    used = first_line.removeprefix(_USES).split() if first_line.startswith(_USES) else []
+    return [part for each in used for part in _list_parts(each)] + [name]
 
 
 def _read(name: str) -> str:

@@ -1,31 +1,32 @@
 --! uses records tasks
--- Adds tasks. args: tasks, lease terms (worker, length, horizon) or nil, quota, lane quota.
+-- Adds tasks.
 --
--- Each task is an array: id, lane, policy, policy version, idempotency key, the key as an id (nil
--- if it is none), delay, due time, whether to lease it. ARGV[4 + n] is the part of task n that
--- never changes.
---
--- Returns for each task an array that begins with 'added' (then due time and end of the lease or
--- 0), 'existing' (then the task, see `emit_task`), 'over_quota', 'too_many_lanes' or 'same_id'.
+-- args:     new tasks, see `add_task`
+--           lease terms, likewise, or nil
+--           quota of live tasks, quota of lanes: of each tenant, or nil
+-- values:   for each task, the part that never changes
+-- reply:    now, and then for each task an array:
+--             'added', due time, end of the lease (0: not leased)
+--             'existing', and the task with the same idempotency key, see `append_task`
+--             'over_quota', 'too_many_lanes', or 'same_id' (another task has the id)
 
-local new_tasks, terms, quota, lane_quota = args[1], args[2], args[3], args[4]
-local results = {now}
+local new_tasks, terms, quota, lane_quota = unpack(args, 1, 4)
+local reply = {now}
 
-local function add(new, packed_task)
-    local id, lane_name = new[1], new[2]
+local function add(new_task, packed_task)
+    local id, lane_name, _, _, key, key_id = unpack(new_task, 1, 6)
     local tenant_name = tenant_of(lane_name)
-    local existing_id, existing = find_by_key(tenant_name, new[5], new[6])
+    local existing_id, existing = find_by_key(tenant_name, key, key_id)
     if existing and (existing.s ~= CANCELLED or existing_id == id) then
-        local reply = {'existing'}
-        if emit_task(reply, existing_id, existing) then return reply end
+        local result = {'existing'}
+        if append_task(result, existing_id, existing) then return result end
         delete_task(existing_id, existing) -- its content is missing
         existing = nil
     end
     if not existing and call('EXISTS', base .. 'state:' .. id) == 1 then
         return {'same_id'}
     end
-    local tenant = load_tenant(tenant_name)
-    if quota and tenant.pending + tenant.in_flight >= quota then
+    if quota and count_live_tasks(tenant_name) >= quota then
         return {'over_quota'}
     end
     if exceeds_lane_quota(lane_name, lane_quota) then
@@ -34,12 +35,12 @@ local function add(new, packed_task)
     if existing then
         delete_task(existing_id, existing)
     end
-    local state = add_task(new, packed_task, terms)
+    local state = add_task(new_task, packed_task, terms)
     return {'added', state.d, state.w or 0}
 end
 
-for position, new in ipairs(new_tasks) do
-    results[position + 1] = add(new, ARGV[4 + position])
+for position, new_task in ipairs(new_tasks) do
+    reply[position + 1] = add(new_task, ARGV[4 + position])
 end
-flush(true)
-return results
+flush_and_notify()
+return reply

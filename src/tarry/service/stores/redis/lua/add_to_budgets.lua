@@ -1,19 +1,25 @@
 --! uses records
--- Adds to the values of retry budgets. args: changes, each an array: lane, change; decay time.
--- Returns names and new values of the lanes that exist, the values as text.
+-- Adds to the values of retry budgets.
+--
+-- args:    changes, each an array: lane, number to add
+--          time in ms in which a value decays to 1/e
+-- reply:   pairs of the name and the new value, as text, of each lane that exists
+
+local changes, decay_ms = unpack(args, 1, 2)
 
 write_despite_full_memory()
 local reply = {}
-for _, change in ipairs(args[1]) do
-    local lane = find_lane(change[1])
+for _, change in ipairs(changes) do
+    local name, added = unpack(change)
+    local lane = find_lane(name)
     if lane then
-        local elapsed = math.max(0, now - (lane.budget_at or 0))
-        lane.budget = (lane.budget or 0) * math.exp(-elapsed / args[2]) + change[2]
+        local elapsed_ms = math.max(0, now - (lane.budget_at or 0))
+        lane.budget = (lane.budget or 0) * math.exp(-elapsed_ms / decay_ms) + added
         lane.budget_at = now
         change_lane(lane)
         reply[#reply + 1] = lane.name
         reply[#reply + 1] = string.format('%.17g', lane.budget)
     end
 end
-flush(false)
+flush()
 return reply

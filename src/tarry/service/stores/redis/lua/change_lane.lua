@@ -1,18 +1,26 @@
 --! uses records
--- Changes the state of a lane. args: action, name, and then
---   park: until, probes, consecutive opens
---   pause: lane quota
---   set_limits: limits as JSON or nil, maximum number of limited lanes, lane quota
--- Returns 'changed', 'too_many_lanes' or 'too_many_limited'.
+-- Changes the state of a lane.
+--
+-- args:    action, name, and then for the action
+--            'park'         time until which the lane is parked, probes, consecutive opens
+--            'unpark'       nothing
+--            'pause'        quota of lanes of the tenant, or nil
+--            'resume'       nothing: ends the parking, too
+--            'set_limits'   limits as JSON (nil: removes them), maximum number of lanes of the
+--                           tenant that have limits, quota of lanes of the tenant, or nil
+-- reply:   'changed', 'too_many_lanes' or 'too_many_limited'
 
 write_despite_full_memory()
-local action, name = args[1], args[2]
-local tenant_name = tenant_of(name)
-local lane = find_lane(name)
+local action, name = unpack(args, 1, 2)
 
-if action == 'set_limits' then
-    local limits, max_limited, lane_quota = args[3], args[4], args[5]
-    local tenant = load_tenant(tenant_name)
+-- Processes read limits and pauses again when this number has changed.
+local function count_change_of_settings()
+    call('HINCRBY', base .. 'meta', 'limits_version', 1)
+end
+
+local function set_limits(limits, max_limited, lane_quota)
+    local lane = find_lane(name)
+    local tenant = load_tenant(tenant_of(name))
     local had_limits = lane and lane.limits and 1 or 0
     if limits then
         if tenant.limited - had_limits >= max_limited then return 'too_many_limited' end
@@ -25,33 +33,38 @@ if action == 'set_limits' then
     if lane then
         lane.limits = limits and true or nil
         change_lane(lane)
-        tenant = change_tenant(tenant_name)
+        tenant = change_tenant(lane.tenant)
         tenant.limited = tenant.limited - had_limits + (limits and 1 or 0)
     end
-    call('HINCRBY', base .. 'meta', 'limits_version', 1)
-    flush(false)
+    count_change_of_settings()
+    flush()
     return 'changed'
 end
 
+if action == 'set_limits' then
+    return set_limits(args[3], args[4], args[5])
+end
+if action == 'pause' and exceeds_lane_quota(name, args[3]) then
+    return 'too_many_lanes'
+end
+local creates_lane = action == 'park' or action == 'pause'
+local lane = find_lane(name) or creates_lane and create_lane(name)
+if not lane then return 'changed' end
+
 if action == 'park' then
-    lane = lane or create_lane(name)
     lane.parked_until, lane.probes, lane.opens = args[3], args[4], args[5]
 elseif action == 'pause' then
-    if exceeds_lane_quota(name, args[3]) then return 'too_many_lanes' end
-    lane = lane or create_lane(name)
     lane.paused = true
     call('SADD', base .. 'paused_lanes', name)
-    call('HINCRBY', base .. 'meta', 'limits_version', 1)
-elseif lane then -- unpark, resume
+    count_change_of_settings()
+else
     lane.parked_until, lane.probes, lane.opens = nil, 0, 0
     if action == 'resume' and lane.paused then
         lane.paused = nil
         call('SREM', base .. 'paused_lanes', name)
-        call('HINCRBY', base .. 'meta', 'limits_version', 1)
+        count_change_of_settings()
     end
 end
-if lane then
-    remove_from_rotation(lane)
-    flush(true)
-end
+remove_from_rotation(lane) -- claims find out when to visit it again
+flush_and_notify()
 return 'changed'

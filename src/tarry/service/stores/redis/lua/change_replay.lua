@@ -12,13 +12,13 @@ if action == 'start' and not replay then
     replay.cursor, replay.count_cursor, replay.finished, replay.finished_at = nil, nil, nil, nil
     replay.created_at, replay.next_at = now, now
     write_replay(replay, nil)
-    flush(false)
+    flush()
 elseif not replay or (action ~= 'start' and replay.tenant ~= tenant) then
     return false
 elseif action == 'cancel' and (replay.status == 'running' or replay.status == 'waiting') then
     local old_status = replay.status
     replay.status, replay.finished_at, replay.next_at = 'cancelled', now, now
     write_replay(replay, old_status)
-    flush(false)
+    flush()
 end
 return call('GET', base .. 'replay:' .. id)

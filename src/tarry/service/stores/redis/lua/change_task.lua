@@ -1,38 +1,52 @@
 --! uses records tasks
--- Cancels a task, or retries it now. args: action, tenant, id, quota. Returns the status, or nil
--- if the task does not exist.
+-- Cancels a task, or retries it now.
+--
+-- args:    'cancel' or 'retry'
+--          tenant, id
+--          for 'retry': quota of live tasks of the tenant, or nil
+-- reply:   a `CancelStatus` or a `RetryNowStatus`; nil: the task does not exist
 
-local action, tenant_name, id, quota = args[1], args[2], args[3], args[4]
-local state = find_task(tenant_name, id)
-if not state then return false end
-local status
+local action, tenant_name, id, quota = unpack(args, 1, 4)
 
-if action == 'cancel' then
-    write_despite_full_memory()
+-- Returns the reply.
+local function cancel(state)
     if state.s == PENDING then
         end_task(id, state, CANCELLED)
-        status = 'cancelled'
+        return 'cancelled'
     elseif state.s == IN_FLIGHT then
         if not state.z then
             state.z = 1
             write_state(id, state)
         end
-        status = 'requested'
-    else
-        status = 'finished'
+        return 'requested'
     end
-elseif state.s == PENDING then
-    make_pending(id, state, math.min(state.d, now))
-    status = 'due'
-elseif state.s == IN_FLIGHT then
-    status = 'in_flight'
-elseif state.s == SUCCEEDED then
-    status = 'succeeded'
-else
-    local tenant = load_tenant(tenant_name)
-    if quota and tenant.pending + tenant.in_flight >= quota then return 'over_quota' end
-    replay_task(id, state)
-    status = 'due'
+    return 'finished'
 end
-flush(true, status == 'due')
+
+-- Returns the reply; the task is due if it is 'due'.
+local function retry(state)
+    if state.s == PENDING then
+        make_pending(id, state, math.min(state.d, now))
+        return 'due'
+    elseif state.s == IN_FLIGHT then
+        return 'in_flight'
+    elseif state.s == SUCCEEDED then
+        return 'succeeded'
+    elseif quota and count_live_tasks(tenant_name) >= quota then
+        return 'over_quota'
+    end
+    replay_task(id, state)
+    return 'due'
+end
+
+local state = find_task(tenant_name, id)
+if not state then return false end
+if action == 'cancel' then
+    write_despite_full_memory()
+    local status = cancel(state)
+    flush_and_notify()
+    return status
+end
+local status = retry(state)
+flush_and_notify(status == 'due')
 return status

@@ -1,15 +1,18 @@
 --! uses records
--- Returns the counters of a tenant or, if the tenant is nil, of the partition: the numbers of
--- tasks in each status, and of superseded results. args: tenant. The first value is the time.
+-- Returns numbers of tasks.
+--
+-- args:    tenant, or nil: the sums over all tenants of the partition
+-- reply:   now, the number of tasks in each status, the number of superseded results
 
-local reply = {now}
-local counters = args[1] and load_tenant(args[1]) or {}
-if not args[1] then
-    local pairs_of_hash = call('HGETALL', base .. 'counters')
-    for index = 1, #pairs_of_hash, 2 do
-        counters[pairs_of_hash[index]] = tonumber(pairs_of_hash[index + 1])
+local tenant_name = args[1]
+local counters = tenant_name and load_tenant(tenant_name) or {}
+if not tenant_name then
+    local names_and_counts = call('HGETALL', base .. 'counters')
+    for index = 1, #names_and_counts, 2 do
+        counters[names_and_counts[index]] = tonumber(names_and_counts[index + 1])
     end
 end
+local reply = {now}
 for status = PENDING, CANCELLED do
     reply[#reply + 1] = counters[COUNTERS[status]] or 0
 end

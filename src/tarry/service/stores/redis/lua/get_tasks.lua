@@ -1,9 +1,13 @@
 --! uses records tasks
--- Returns the tasks of a tenant with these ids, see `emit_task`. args: tenant, ids.
+-- Returns tasks of a tenant.
+--
+-- args:    tenant, ids
+-- reply:   the tasks that exist, see `append_task`
 
+local tenant_name, ids = unpack(args, 1, 2)
 local reply = {}
-for _, id in ipairs(args[2]) do
-    local state = find_task(args[1], id)
-    if state then emit_task(reply, id, state) end
+for _, id in ipairs(ids) do
+    local state = find_task(tenant_name, id)
+    if state then append_task(reply, id, state) end
 end
 return reply

@@ -1,14 +1,17 @@
 --! uses records tasks replays secrets
--- Stores records of another store, unless they exist. args: kind, records. Binary parts of record
--- n are ARGV[4 + n]. The records are arrays, except replays, which are encoded in ARGV.
+-- Stores records of another store, unless they exist.
+--
+-- args:     kind: name of an importer below
+--           records, each an array; the comment of the importer lists its elements
+-- values:   for each record its binary part; a replay has only this part
 
 local kind, records = args[1], args[2]
 
 local importers = {}
 
--- tenant, id, version, creation time; ARGV: document
+-- tenant, id, version, creation time; value: document
 function importers.policy(record, document)
-    local tenant, id, version, created_at = record[1], record[2], record[3], record[4]
+    local tenant, id, version, created_at = unpack(record)
     local name = version .. ':' .. id
     if call('HSETNX', base .. 'documents:' .. tenant, name, document) == 0 then return end
     call('HSET', base .. 'created:' .. tenant, name, created_at)
@@ -21,9 +24,9 @@ function importers.policy(record, document)
             call('ZADD', base .. 'unused_versions', created_at, tenant .. '\0' .. replaced)
         end
     else
-        local use = find_or_create_use(tenant, id)
+        local use = find_or_create_policy_use(tenant, id)
         use.deleted = 0
-        changed_uses[use.id] = use
+        change_policy_use(use)
         call('ZADD', base .. 'policy_ids:' .. tenant, 0, id)
     end
     call('HSET', base .. 'policies:' .. tenant, id, version)
@@ -31,12 +34,13 @@ end
 
 -- tenant, policy, last version
 function importers.deleted_policy(record)
-    local use = find_or_create_use(record[1], record[2])
-    use.deleted = record[3]
-    changed_uses[use.id] = use
+    local tenant_name, policy, last_version = unpack(record)
+    local use = find_or_create_policy_use(tenant_name, policy)
+    use.deleted = last_version
+    change_policy_use(use)
 end
 
--- id, digest, creation time, time of revocation or nil; ARGV: encoded record
+-- id, digest, creation time, time of revocation or nil; value: encoded record
 function importers.api_key(record, packed)
     local id = record[1]
     if call('HSETNX', base .. 'api_keys', id, packed) == 0 then return end
@@ -46,7 +50,7 @@ function importers.api_key(record, packed)
     call('ZADD', base .. 'api_key_ids', 0, id)
 end
 
--- tenant, id, lane or nil, creation time, time of expiry or nil; ARGV: encoded record
+-- tenant, id, lane or nil, creation time, time of expiry or nil; value: encoded record
 function importers.signing_secret(record, packed)
     store_secret(record[1], record[2], record[3] or '', record[4], record[5], packed)
 end
@@ -54,17 +58,18 @@ end
 -- name, time until which the lane is parked or nil, probes, opens, paused, time of the last claim,
 -- limits as JSON or nil, rate, concurrency, budget, time of its last change
 function importers.lane(record)
-    local name = record[1]
-    local lane = find_lane(name) or create_lane(name)
+    local name, parked_until, probes, opens, is_paused, last_claim_at = unpack(record, 1, 6)
+    local limits, rate, concurrency, budget, budget_at = unpack(record, 7, 11)
+    local lane = find_or_create_lane(name)
     local tenant = change_tenant(lane.tenant)
-    tenant.limited = tenant.limited - (lane.limits and 1 or 0) + (record[7] and 1 or 0)
-    lane.parked_until, lane.probes, lane.opens = record[2], record[3], record[4]
-    lane.paused, lane.last_claim_at = record[5] or nil, record[6]
-    lane.limits = record[7] and true or nil
-    lane.rate, lane.concurrency = record[8], record[9]
-    lane.budget, lane.budget_at = record[10], record[11]
-    if record[7] then
-        call('HSET', base .. 'limits', name, record[7])
+    tenant.limited = tenant.limited - (lane.limits and 1 or 0) + (limits and 1 or 0)
+    lane.parked_until, lane.probes, lane.opens = parked_until, probes, opens
+    lane.paused, lane.last_claim_at = is_paused or nil, last_claim_at
+    lane.limits = limits and true or nil
+    lane.rate, lane.concurrency = rate, concurrency
+    lane.budget, lane.budget_at = budget, budget_at
+    if limits then
+        call('HSET', base .. 'limits', name, limits)
     else
         call('HDEL', base .. 'limits', name)
     end
@@ -74,42 +79,33 @@ function importers.lane(record)
 end
 
 -- id, lane, policy, idempotency key, the key as an id or nil, and the state without its number,
--- lane and policy (see `tasks.lua`); ARGV: the part that never changes
+-- lane and policy (see tasks.lua); value: the part that never changes
 function importers.task(record, packed_task)
-    local id, lane_name, key, key_id, state = record[1], record[2], record[4], record[5], record[6]
-    local tenant = tenant_of(lane_name)
+    local id, lane_name, policy, key, key_id, state = unpack(record, 1, 6)
+    local tenant_name = tenant_of(lane_name)
     if call('EXISTS', base .. 'state:' .. id) == 1 then return end
-    if find_by_key(tenant, key, key_id) then return end
-    local lane = find_lane(lane_name) or create_lane(lane_name)
-    local use = find_or_create_use(tenant, record[3])
-    state.n = next_task_number()
-    state.l, state.p = lane.id, use.id
-    if key_id == id then
-        state.u = 1
-    else
-        call('SET', base .. 'key:' .. tenant .. '\0' .. key, id)
-    end
-    if state.v then count_tasks_of_version(use, state.v, 1) end
-    call('SET', base .. 'task:' .. id, packed_task)
+    if find_by_key(tenant_name, key, key_id) then return end
+    local lane = store_content(id, state, lane_name, policy, key, key_id, packed_task)
     if state.s <= IN_FLIGHT then
-        write_live(id, state, state.w or state.d, nil)
+        write_live_task(id, state, state.w or state.d, nil)
         return
     end
-    call('ZADD', list_key(tenant, state.s), state.n, id)
+    call('ZADD', list_key(tenant_name, state.s), state.n, id)
     call('ZADD', base .. 'retention:' .. state.s, state.e, id)
     count_transition(lane, state.p, nil, state.s)
     write_state(id, state)
 end
 
--- tenant, id of the task, number; ARGV: encoded attempt
+-- tenant, id of the task, number of the attempt; value: encoded attempt
 function importers.attempt(record, packed_attempt)
-    local key = base .. 'log:' .. record[2]
-    if find_task(record[1], record[2]) and call('LLEN', key) < record[3] then
+    local tenant_name, id, number = unpack(record)
+    local key = base .. 'log:' .. id
+    if find_task(tenant_name, id) and call('LLEN', key) < number then
         call('RPUSH', key, packed_attempt)
     end
 end
 
--- ARGV: encoded replay
+-- value: encoded replay
 function importers.replay(_, packed_replay)
     local replay = decode(packed_replay)
     if not load_replay(replay.id) then write_replay(replay, nil) end
@@ -117,12 +113,13 @@ end
 
 -- id of a replay, id of a task. The replay may be in another partition.
 function importers.replayed_task(record)
-    if call('EXISTS', base .. 'replay:' .. record[1]) == 1 then
-        call('ZADD', base .. 'replayed:' .. record[1], 0, record[2])
+    local replay_id, id = unpack(record)
+    if call('EXISTS', base .. 'replay:' .. replay_id) == 1 then
+        call('ZADD', base .. 'replayed:' .. replay_id, 0, id)
     end
 end
 
 for position, record in ipairs(records) do
     importers[kind](record, ARGV[4 + position])
 end
-flush(false)
+flush()

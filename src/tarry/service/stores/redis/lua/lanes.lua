@@ -1,10 +1,14 @@
 --! uses records
--- Returns encoded records of lanes, sorted by name. args: first and last name as limits of
--- ZRANGEBYLEX, limit, exact name (instead of the limits), whether to return due times.
--- Each lane is an array: record, due time of its first pending task (0: none, or not requested),
--- and the limits that an operator has set, as JSON or an empty string.
+-- Returns lanes, sorted by name.
+--
+-- args:    first, last    limits of the names, as in ZRANGEBYLEX
+--          limit
+--          exact name, or nil: used instead of `first`, `last` and `limit`
+--          whether to return due times
+-- reply:   for each lane an array: encoded record, due time of its first pending task (0: none, or
+--          not requested), limits that an operator has set as JSON, or an empty string
 
-local first, last, limit, exact_name, has_due_times = args[1], args[2], args[3], args[4], args[5]
+local first, last, limit, exact_name, has_due_times = unpack(args, 1, 5)
 local names = {exact_name}
 if not exact_name then
     names = call('ZRANGEBYLEX', base .. 'lane_names', first, last, 'LIMIT', 0, limit)

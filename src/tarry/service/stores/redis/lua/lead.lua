@@ -1,14 +1,20 @@
 --! uses records
--- Becomes or stays the leader, or stops leading. args: action, length of the lease in ms. Returns
--- 1 if the calling store is the leader.
+-- Becomes or stays the leader, or stops leading.
+--
+-- args:    'start' or 'stop'
+--          for 'start': length of the lease in ms
+-- reply:   1 if the calling store is the leader, else 0
+--
+-- The key `leader` has the token of the leader, and expires by itself.
 
 write_despite_full_memory()
-local key = base .. 'leader'
+local action, length_ms = unpack(args, 1, 2)
+local key, token = base .. 'leader', ARGV[2]
 local leader = call('GET', key)
-if args[1] == 'stop' then
-    if leader == ARGV[2] then call('DEL', key) end
+if action == 'stop' then
+    if leader == token then call('DEL', key) end
     return 0
 end
-if leader and leader ~= ARGV[2] then return 0 end
-call('SET', key, ARGV[2], 'PX', args[2])
+if leader and leader ~= token then return 0 end
+call('SET', key, token, 'PX', length_ms)
 return 1

@@ -1,7 +1,11 @@
 --! uses records
--- Lists or forgets references to orphaned bodies. args: action, limit or references.
+-- Lists or forgets references to orphaned bodies.
+--
+-- args:    'list', maximum number of references; or 'forget', references
+-- reply:   for 'list': references
 
-if args[1] == 'list' then
+local action = args[1]
+if action == 'list' then
     return call('SRANDMEMBER', base .. 'orphans', args[2])
 end
 for _, ref in ipairs(args[2]) do

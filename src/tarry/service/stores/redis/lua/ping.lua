@@ -1,5 +1,7 @@
 --! uses records
--- Makes a small write, and returns the time.
+-- Makes a small write.
+--
+-- reply:   now
 
 call('HSET', base .. 'meta', 'pinged', now)
 return now

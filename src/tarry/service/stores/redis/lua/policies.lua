@@ -48,9 +48,9 @@ local function put(replace, quota, document)
         version = newest + 1
     else
         -- The numbers of a deleted policy are not reused: a task may refer to one of its versions.
-        local use = find_or_create_use(tenant, policy)
+        local use = find_or_create_policy_use(tenant, policy)
         version, use.deleted = use.deleted + 1, 0
-        changed_uses[use.id] = use
+        change_policy_use(use)
         call('ZADD', ids_key, 0, policy)
         call('ZADD', base .. 'tenant_names', 0, tenant)
     end
@@ -58,21 +58,21 @@ local function put(replace, quota, document)
     call('HSET', newest_key, policy, version)
     call('HSET', documents_key, name, document)
     call('HSET', created_key, name, now)
-    flush(false)
+    flush()
     return emit_policy({newest and 'replaced' or 'created'}, policy, version)
 end
 
 local function delete()
     local newest = newest_version(policy)
     if not newest then return {'missing'} end
-    local use = find_or_create_use(tenant, policy)
+    local use = find_or_create_policy_use(tenant, policy)
     if use.live > 0 then return {'conflict'} end
     local record = use.rebuilt and load_tenant(tenant)
     if record and record.pending + record.in_flight > 0 then
         return {'conflict'} -- the number of live tasks of the policy is not known
     end
     use.deleted = newest
-    changed_uses[use.id] = use
+    change_policy_use(use)
     for version = 1, newest do
         local name = version .. ':' .. policy
         if call('HDEL', documents_key, name) == 1 then
@@ -83,7 +83,7 @@ local function delete()
     end
     call('HDEL', newest_key, policy)
     call('ZREM', ids_key, policy)
-    flush(false)
+    flush()
     return {'deleted'}
 end
 

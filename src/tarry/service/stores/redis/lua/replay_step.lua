@@ -97,5 +97,5 @@ if replay.status == 'waiting' and replay.unfinished == 0 then
     replay.status, replay.finished_at = 'done', now
 end
 write_replay(replay, old_status)
-flush(true)
+flush_and_notify()
 return call('GET', key)

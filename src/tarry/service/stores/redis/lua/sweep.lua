@@ -1,4 +1,4 @@
---! uses records tasks replays secrets audit
+--! uses records tasks lost_tasks replays secrets audit
 -- Deletes old and unused records, at most `limit` of each kind. args: retention of succeeded and
 -- cancelled tasks, of dead letters, of replaced policy versions, and of silent processes; limit;
 -- schema version, oldest compatible version and number of partitions, in the first partition.
@@ -11,20 +11,6 @@ local PAGE_SIZE = 100
 local MAX_KEPT = 10000 -- dead letters of tenants with replays that one sweep reads
 local deleted_count, has_more = 0, false
 
--- Removes a finished task whose state is missing.
-local function forget_ended_task(id, status)
-    report_missing('state:' .. format_id(id), 'the finished task was removed')
-    call('ZREM', base .. 'retention:' .. status, id)
-    for _, name in ipairs(call('ZRANGE', base .. 'tenant_names', 0, -1)) do
-        if call('ZREM', list_key(name, status), id) == 1 then
-            local counter, tenant = COUNTERS[status], change_tenant(name)
-            tenant[counter] = tenant[counter] - 1
-            totals[counter] = (totals[counter] or 0) - 1
-        end
-    end
-    call('DEL', base .. 'task:' .. id, base .. 'log:' .. id)
-end
-
 local function sweep_tasks(status, max_age_ms)
     local key, kept = base .. 'retention:' .. status, 0
     while kept < MAX_KEPT do
@@ -33,7 +19,7 @@ local function sweep_tasks(status, max_age_ms)
         for _, id in ipairs(ids) do
             local state = load_state(id)
             if not state then
-                forget_ended_task(id, status)
+                remove_finished_task(id, status)
             elseif status == EXHAUSTED and load_tenant(load_lane(state.l).tenant).replays > 0 then
                 kept = kept + 1 -- the running replay has counted this dead letter
             elseif deleted_count == limit then
@@ -83,7 +69,7 @@ for _, name in ipairs(first_members('workers_seen', now - worker_ms)) do
     call('ZREM', base .. 'leasing_workers', name)
 end
 
-flush(false) -- lists lanes and policies that have just become unused
+flush() -- lists lanes and policies that have just become unused
 
 for _, id in ipairs(first_members('unused_lanes', now)) do
     local lane = load_lane(tonumber(id))

@@ -1,19 +1,22 @@
 -- Shared by scripts that change tasks.
 --
--- `state:ID` has the state of a task, and `task:ID` the part that never changes (see `codec`). ID
--- has 16 bytes. The fields of a state have one letter to save memory, because every task has them
--- (see `TaskState` in `codec`). Fields that are 0 or empty are omitted.
+-- `state:ID` has the state of a task, and `task:ID` the part that never changes (see codec.py). The
+-- fields of a state have one letter to save memory, because every task has them. Fields that are 0
+-- or empty are omitted. `TaskState` in codec.py has the same table.
 --
---   a attempts        b attempts before replay   c created at        d next attempt at
---   e finished at     f first due at, minus c    h worker            i version
---   k last outcome    l id of the lane           m replays           n number of the task
---   o backoff offset  p id of the policy use     r reason            s status
---   u key is the id   v policy version           w end of the lease  x lost attempts
---   y previous delay  z cancellation requested
+--   n number                   c created_at        a attempts           y previous_delay
+--   l lane_id                  f first_due_after   b attempts_before    o backoff_offset
+--   p policy_use_id            d next_attempt_at   x lost_attempts      k last_outcome_kind
+--   v policy_version           w wake_at           m replays            h worker
+--   s status                   e finished_at       r reason             z cancelling
+--   i version                  u key_is_id
 --
--- In the queues of a lane, a task is a member of 22 bytes: its number in the order of adding, and
--- its id. Members with the same wake time are therefore sorted in the order of adding.
+-- The number counts tasks in the order of adding. wake_at is the end of the lease of an IN_FLIGHT
+-- task, or of the deferral of a PENDING one. first_due_after is the time from created_at until the
+-- first due time. key_is_id is 1 if the idempotency key is the id: such a key has no `key:` entry.
 
+-- Returns the member of a task in the queues of its lane: number (6 bytes) and id (16 bytes).
+-- Members with the same wake time are therefore sorted in the order of adding.
 local function queue_member(state, id)
     return struct.pack('>I6', state.n) .. id
 end
@@ -22,26 +25,31 @@ local function id_of_member(member)
     return string.sub(member, 7)
 end
 
+local function number_of_member(member)
+    return (struct.unpack('>I6', member))
+end
+
 local function load_state(id)
-    local packed = call('GET', base .. 'state:' .. id)
-    return packed and decode(packed) or nil
+    local packed_state = call('GET', base .. 'state:' .. id)
+    return packed_state and decode(packed_state) or nil
 end
 
 local function write_state(id, state)
-    local packed = encode(state)
-    call('SET', base .. 'state:' .. id, packed)
-    return packed
+    local packed_state = encode(state)
+    call('SET', base .. 'state:' .. id, packed_state)
+    return packed_state
 end
 
 -- Returns the state of a task of a tenant, or nil.
-local function find_task(tenant, id)
+local function find_task(tenant_name, id)
     local state = load_state(id)
-    return state and load_lane(state.l).tenant == tenant and state or nil
+    return state and load_lane(state.l).tenant == tenant_name and state or nil
 end
 
--- Appends a task to a reply: id, state, the part that never changes, and the names of its lane and
--- policy. Returns whether the task was appended: it is omitted if its content is missing.
-local function emit_task(reply, id, state, packed_state, packed_task)
+-- Appends a task to a reply, as five values: id, state, the part that never changes, name of the
+-- lane, name of the policy. Returns whether it was appended: a task without content is omitted. The
+-- packed parts are optional.
+local function append_task(reply, id, state, packed_state, packed_task)
     packed_task = packed_task or call('GET', base .. 'task:' .. id)
     if not packed_task then return false end
     local size = #reply
@@ -49,18 +57,20 @@ local function emit_task(reply, id, state, packed_state, packed_task)
     reply[size + 2] = packed_state or encode(state)
     reply[size + 3] = packed_task
     reply[size + 4] = load_lane(state.l).name
-    reply[size + 5] = load_use(state.p).policy
+    reply[size + 5] = load_policy_use(state.p).policy
     return true
 end
 
+-- Returns the key of the queue of a live task.
 local function queue_key(state)
     if state.s == IN_FLIGHT then return base .. 'leased:' .. state.l end
     return base .. (state.k and 'retry:' or 'first:') .. state.l
 end
 
-local function list_key(tenant, status)
-    if status <= IN_FLIGHT then return base .. 'live:' .. tenant end
-    return base .. 'ended:' .. status .. ':' .. tenant
+-- Returns the key of a tenant's tasks with a status. PENDING and IN_FLIGHT have the same list.
+local function list_key(tenant_name, status)
+    if status <= IN_FLIGHT then return base .. 'live:' .. tenant_name end
+    return base .. 'ended:' .. status .. ':' .. tenant_name
 end
 
 -- Removes a task from the queue or the lists of its old status. Call it before the state changes.
@@ -73,10 +83,11 @@ local function remove_from_queue(id, state)
     end
 end
 
--- Writes a task that is now PENDING or IN_FLIGHT.
-local function write_live(id, state, wake_at, old_status)
+-- Writes a task that is now PENDING or IN_FLIGHT. `queue_time` is its score in the queue. Returns
+-- the packed state.
+local function write_live_task(id, state, queue_time, old_status)
     local lane = load_lane(state.l)
-    call('ZADD', queue_key(state), wake_at, queue_member(state, id))
+    call('ZADD', queue_key(state), queue_time, queue_member(state, id))
     if not old_status or old_status > IN_FLIGHT then
         call('ZADD', list_key(lane.tenant, PENDING), state.n, id)
     end
@@ -84,22 +95,23 @@ local function write_live(id, state, wake_at, old_status)
     return write_state(id, state)
 end
 
--- `deferred_until` is later than `due`, or nil.
+-- Makes a task PENDING. `deferred_until` is later than `due`, or nil.
 local function make_pending(id, state, due, deferred_until)
     local old_status = state.s
     remove_from_queue(id, state)
     state.s, state.d, state.w, state.h, state.i = PENDING, due, deferred_until, nil, state.i + 1
-    write_live(id, state, deferred_until or due, old_status)
+    write_live_task(id, state, deferred_until or due, old_status)
 end
 
 -- Leases a task; the caller has removed it from its queue. Returns the packed state.
-local function lease(id, state, worker, length_ms, old_status)
+local function lease_task(id, state, worker, length_ms, old_status)
     local startable_at = state.s == PENDING and state.w or state.d
     state.s, state.h, state.i = IN_FLIGHT, worker, state.i + 1
     state.w = math.max(now, startable_at) + length_ms
-    return write_live(id, state, state.w, old_status)
+    return write_live_task(id, state, state.w, old_status)
 end
 
+-- Makes a task SUCCEEDED, EXHAUSTED or CANCELLED.
 local function end_task(id, state, status)
     local old_status, lane = state.s, load_lane(state.l)
     remove_from_queue(id, state)
@@ -116,14 +128,15 @@ local function replay_task(id, state)
     local old_status = state.s
     remove_from_queue(id, state)
     state.s, state.d, state.f, state.i = PENDING, now, now - state.c, state.i + 1
-    for _, field in ipairs({'e', 'r', 'y', 'o', 'k', 'x', 'z'}) do state[field] = nil end
+    state.e, state.r, state.x, state.z = nil, nil, nil, nil
+    state.y, state.o, state.k = nil, nil, nil
     state.b, state.m = state.a, (state.m or 0) + 1
-    write_live(id, state, now, old_status)
+    write_live_task(id, state, now, old_status)
 end
 
-local function log_attempt(id, tenant, outcome, packed_attempt)
+local function log_attempt(id, tenant_name, outcome, packed_attempt)
     call('RPUSH', base .. 'log:' .. id, packed_attempt)
-    count_attempt(tenant, outcome)
+    count_attempt(tenant_name, outcome)
 end
 
 -- Logs the attempt of an expired lease as lost.
@@ -163,16 +176,17 @@ end
 
 -- Returns the idempotency key (nil if it is the id) and the owned body of a task.
 local function decode_head(packed_task)
-    local head = decode(string.sub(packed_task, 5, 4 + struct.unpack('>I4', packed_task)))
+    local length = struct.unpack('>I4', packed_task)
+    local head = decode(string.sub(packed_task, 5, 4 + length))
     return head[1], head[2]
 end
 
 -- Deletes a task, and lists its body as orphaned.
 local function delete_task(id, state)
-    local lane, packed = load_lane(state.l), call('GET', base .. 'task:' .. id)
+    local lane, packed_task = load_lane(state.l), call('GET', base .. 'task:' .. id)
     local key, owned_body_ref
-    if packed then
-        key, owned_body_ref = decode_head(packed)
+    if packed_task then
+        key, owned_body_ref = decode_head(packed_task)
     end
     remove_from_queue(id, state)
     if state.s <= IN_FLIGHT then
@@ -188,76 +202,20 @@ local function delete_task(id, state)
         call('SADD', base .. 'orphans', owned_body_ref)
     end
     if state.v then
-        count_tasks_of_version(load_use(state.p), state.v, -1)
+        count_tasks_of_version(load_policy_use(state.p), state.v, -1)
     end
     count_transition(lane, state.p, state.s, nil)
-end
-
-local function format_id(id)
-    local hex = string.gsub(id, '.', function(byte)
-        return string.format('%02x', string.byte(byte))
-    end)
-    return (string.gsub(hex, '^(%x%x%x%x%x%x%x%x)(%x%x%x%x)(%x%x%x%x)(%x%x%x%x)',
-                        '%1-%2-%3-%4-'))
-end
-
--- Removes a member of the queues of a lane that cannot be leased, because the state or the content
--- of its task is missing. Without its state, the task becomes a dead letter: its policy and its
--- number of retries are not known. Without its content, it is deleted.
-local function remove_damaged_task(lane, member, state, packed_task)
-    local id = id_of_member(member)
-    local number = struct.unpack('>I6', member)
-    local status, due
-    for kind, queue_status in pairs({leased = IN_FLIGHT, first = PENDING, retry = PENDING}) do
-        local key = base .. kind .. ':' .. lane.id
-        local score = call('ZSCORE', key, member)
-        if score then
-            status, due = queue_status, tonumber(score)
-            call('ZREM', key, member)
-        end
-    end
-    local text = 'task ' .. format_id(id) .. ' of lane ' .. lane.name
-    if state and (state.n ~= number or state.l ~= lane.id) then
-        -- The task was added again after its state was lost, and has another member now.
-        count_transition(lane, nil, status, nil)
-    elseif state then
-        report_missing('task:' .. format_id(id), text .. ' is lost')
-        delete_task(id, state)
-    elseif not packed_task then
-        report_missing('state:' .. format_id(id), text .. ' is lost')
-        call('ZREM', list_key(lane.tenant, PENDING), id)
-        call('DEL', base .. 'log:' .. id)
-        count_transition(lane, nil, status, nil)
-    else
-        report_missing('state:' .. format_id(id), text .. ' became a dead letter (state-lost)')
-        local created_at = struct.unpack('>I6', id) -- ids are UUIDv7
-        local attempts = call('LLEN', base .. 'log:' .. id)
-        local use = find_or_create_use(lane.tenant, 'default')
-        changed_uses[use.id] = use
-        state = {
-            n = number, l = lane.id, p = use.id, s = EXHAUSTED, r = 'state-lost', e = now,
-            c = math.min(created_at, due, now), d = due,
-            i = now, -- above any former version, so that late results are not applied
-            a = attempts > 0 and attempts or nil,
-            u = not decode_head(packed_task) and 1 or nil,
-        }
-        call('ZREM', list_key(lane.tenant, PENDING), id)
-        call('ZADD', list_key(lane.tenant, EXHAUSTED), number, id)
-        call('ZADD', base .. 'retention:' .. EXHAUSTED, now, id)
-        count_transition(lane, nil, status, nil)
-        count_transition(lane, use.id, nil, EXHAUSTED)
-        write_state(id, state)
-    end
 end
 
 -- Returns a new number for a task. If `meta` was lost, the numbers continue after the last one.
 local function next_task_number()
     local number = call('HINCRBY', base .. 'meta', 'last_task', 1)
     if number > 1 then return number end
-    for _, name in ipairs(call('ZRANGE', base .. 'tenant_names', 0, -1)) do
+    for _, tenant_name in ipairs(call('ZRANGE', base .. 'tenant_names', 0, -1)) do
         for status = IN_FLIGHT, CANCELLED do
-            local last = call('ZREVRANGE', list_key(name, status), 0, 0, 'WITHSCORES')[2]
-            number = math.max(number, tonumber(last or 0) + 1)
+            local key = list_key(tenant_name, status)
+            local last_number = call('ZREVRANGE', key, 0, 0, 'WITHSCORES')[2]
+            number = math.max(number, tonumber(last_number or 0) + 1)
         end
     end
     call('HSET', base .. 'meta', 'last_task', string.format('%.0f', number))
@@ -265,41 +223,55 @@ local function next_task_number()
 end
 
 -- Returns the id and state of the task with an idempotency key, or nil. `key_id` is the key as an
--- id: a key that is the id of its own task has no entry of its own.
-local function find_by_key(tenant, key, key_id)
-    local id = call('GET', base .. 'key:' .. tenant .. '\0' .. key)
+-- id, or nil if it has not the form of an id.
+local function find_by_key(tenant_name, key, key_id)
+    local id = call('GET', base .. 'key:' .. tenant_name .. '\0' .. key)
     if id then
         return id, load_state(id)
     end
-    local state = key_id and find_task(tenant, key_id)
+    local state = key_id and find_task(tenant_name, key_id)
     if state and state.u then
         return key_id, state
     end
 end
 
--- Adds a task; `new` is described in `add.lua`. Returns its state.
-local function add_task(new, packed_task, terms)
-    local id, lane_name, policy, version = new[1], new[2], new[3], new[4]
-    local key, key_id = new[5], new[6]
-    local lane = find_lane(lane_name) or create_lane(lane_name)
-    local use = find_or_create_use(lane.tenant, policy)
-    local due = math.max(now, new[7] and now + new[7] or new[8])
-    local state = {
-        n = next_task_number(),
-        l = lane.id, p = use.id, v = version, c = now, d = due, i = 0, s = PENDING,
-    }
-    if due ~= now then state.f = due - now end
+-- Stores what a new task has besides its state. `state` has neither number, lane nor policy yet.
+-- `key_id`: see `find_by_key`.
+local function store_content(id, state, lane_name, policy, key, key_id, packed_task)
+    local lane = find_or_create_lane(lane_name)
+    local use = find_or_create_policy_use(lane.tenant, policy)
+    state.n, state.l, state.p = next_task_number(), lane.id, use.id
     if key_id == id then
         state.u = 1
     else
         call('SET', base .. 'key:' .. lane.tenant .. '\0' .. key, id)
     end
-    if version then count_tasks_of_version(use, version, 1) end
+    if state.v then count_tasks_of_version(use, state.v, 1) end
     call('SET', base .. 'task:' .. id, packed_task)
+    return lane
+end
+
+-- Adds a task, and leases it if that is requested and possible. Returns its state.
+--
+-- `new_task` is an array: id, lane, policy, version of the policy, idempotency key, the key as an
+-- id (nil if it has not that form), delay in ms or nil, due time if the delay is nil, whether to
+-- lease the task. `terms` is an array, or nil to lease no task: worker, length of the lease,
+-- horizon.
+local function add_task(new_task, packed_task, terms)
+    local id, lane_name, policy, version, key, key_id = unpack(new_task, 1, 6)
+    local delay_ms, due, is_lease_requested = unpack(new_task, 7, 9)
+    if delay_ms then due = now + delay_ms end
+    due = math.max(now, due)
+    local state = {c = now, d = due, i = 0, s = PENDING, v = version}
+    if due ~= now then state.f = due - now end
+    local lane = store_content(id, state, lane_name, policy, key, key_id, packed_task)
     local is_active = not lane.paused and not lane.parked_until
-    if terms and new[9] and is_active and due <= now + terms[3] then
-        state.s, state.h, state.w = IN_FLIGHT, terms[1], due + terms[2]
+    if terms and is_lease_requested and is_active then
+        local worker, length_ms, horizon_ms = unpack(terms)
+        if due <= now + horizon_ms then
+            state.s, state.h, state.w = IN_FLIGHT, worker, due + length_ms
+        end
     end
-    write_live(id, state, state.w or due, nil)
+    write_live_task(id, state, state.w or due, nil)
     return state
 end

@@ -1,17 +1,30 @@
 --! uses records tasks
--- Finds the leases of a worker. args: worker, length of its leases, name of a lane, cursor in the
--- leases of this lane ('0': begin with the next lane), maximum numbers of lanes and of leases to
--- read. They are limited because a script blocks Redis: to read a lease takes 4 us, and a lane may
--- have 100,000.
--- Returns the name of a lane and the cursor for the next call (an empty name: all leases were
--- read), and for each lease its id, tenant, version, and the end of its deferral or false.
+-- Finds the leases of a worker, lane by lane.
+--
+-- args:    worker, length of its leases in ms
+--          lane, cursor     position after the last call; at first '' and '0'
+--          maximum numbers of lanes and of leases to read. They are limited because a script blocks
+--          Redis: to read a lease takes 4 us, and a lane may have 100,000.
+-- reply:   lane, cursor     position for the next call; an empty lane: all leases were read
+--          then for each lease: id, tenant, version, end of the deferral or false
+--
+-- A position is the name of a lane, and the cursor of ZSCAN in its leases. '0': they were all read,
+-- so the next call begins with the next lane.
 
-local worker, length_ms, last_name, cursor = args[1], args[2], args[3], args[4]
-local max_lanes, max_leases = args[5], args[6]
-local first = (cursor == '0' and '(' or '[') .. last_name
+local worker, length_ms, last_name, cursor, max_lanes, max_leases = unpack(args, 1, 6)
+local is_within_lane = cursor ~= '0'
+local first = (is_within_lane and '[' or '(') .. last_name
 local names = call('ZRANGEBYLEX', base .. 'lane_names', first, '+', 'LIMIT', 0, max_lanes)
 if names[1] ~= last_name then cursor = '0' end -- the lane was removed
 local reply, read_count = {'', '0'}, 0
+
+local function append_lease(id, state, tenant_name)
+    local startable_at = state.w - length_ms
+    reply[#reply + 1] = id
+    reply[#reply + 1] = tenant_name
+    reply[#reply + 1] = state.i
+    reply[#reply + 1] = startable_at > now and startable_at or false
+end
 
 -- Reads leases of a lane, and sets `cursor` to that of the next ones ('0': all were read).
 local function read_leases(lane)
@@ -23,13 +36,7 @@ local function read_leases(lane)
             local id = id_of_member(page[2][index])
             local state = load_state(id)
             read_count = read_count + 1
-            if state and state.h == worker then
-                reply[#reply + 1] = id
-                reply[#reply + 1] = lane.tenant
-                reply[#reply + 1] = state.i
-                local startable_at = state.w - length_ms
-                reply[#reply + 1] = startable_at > now and startable_at or false
-            end
+            if state and state.h == worker then append_lease(id, state, lane.tenant) end
         end
     until cursor == '0' or read_count >= max_leases
 end
@@ -37,8 +44,9 @@ end
 for position, name in ipairs(names) do
     local lane = find_lane(name)
     if lane and lane.in_flight > 0 then read_leases(lane) else cursor = '0' end
-    local is_last = position == #names and #names < max_lanes
-    if cursor ~= '0' or (not is_last and (read_count >= max_leases or position == #names)) then
+    local is_last_name = position == #names
+    local is_last_lane = is_last_name and #names < max_lanes
+    if cursor ~= '0' or (not is_last_lane and (read_count >= max_leases or is_last_name)) then
         reply[1], reply[2] = name, cursor
         break
     end
