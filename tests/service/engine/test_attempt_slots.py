@@ -16,7 +16,7 @@ from tarry.service.engine.context import EngineLimits
 from tarry.service.engine.lanes import Lanes, LocalLane, SlotShares, TenantState, build_downstream
 from tarry.service.engine.leased_tasks import LeasedTasks
 from tarry.service.model import Task
-from tests.service.engine.harness import OK, EngineHarness, FakeTarget, run
+from tests.service.engine.harness import OK, EngineHarness, FakeTarget
 
 TIMED_OUT = DeliveryResult(
     fault=Fault.TIMEOUT, error="No response within 30 s", duration_ms=30_000.0
@@ -291,233 +291,201 @@ def test_check_follows_from_the_shares(
             assert is_admitted is (slots.check(lane) is Admission.ADMITTED)
 
 
-def test_hanging_lanes_of_a_tenant_do_not_delay_another_tenant() -> None:
+async def test_hanging_lanes_of_a_tenant_do_not_delay_another_tenant() -> None:
     """A task of another tenant is attempted at once although 160 hosts do not respond."""
+    target = FakeTarget(hang_except("b.example"))
+    harness = EngineHarness(target, limits=EngineLimits(max_running_attempts=100))
+    hanging = [
+        harness.new_task(f"http://a{number}.example:80/", tenant="a") for number in range(160)
+    ]
+    await harness.add(*hanging)
+    await asyncio.sleep(0.1)
 
-    async def main() -> None:
-        target = FakeTarget(hang_except("b.example"))
-        harness = EngineHarness(target, limits=EngineLimits(max_running_attempts=100))
-        hanging = [
-            harness.new_task(f"http://a{number}.example:80/", tenant="a") for number in range(160)
-        ]
-        await harness.add(*hanging)
-        await asyncio.sleep(0.1)
+    started_at = asyncio.get_running_loop().time()
+    await harness.add(harness.new_task("http://b.example:80/", tenant="b"))
+    await asyncio.sleep(1.0)
 
-        started_at = asyncio.get_running_loop().time()
-        await harness.add(harness.new_task("http://b.example:80/", tenant="b"))
-        await asyncio.sleep(1.0)
-
-        assert started_at == time_of_first_request(target, "b.example")
-
-    run(main)
+    assert started_at == time_of_first_request(target, "b.example")
 
 
-def test_hanging_lanes_do_not_delay_a_fast_lane_of_the_tenant() -> None:
+async def test_hanging_lanes_do_not_delay_a_fast_lane_of_the_tenant() -> None:
     """A host that has answered quickly is not delayed by hosts of its tenant that hang."""
+    target = FakeTarget(hang_except("fast.example"))
+    harness = EngineHarness(target, limits=EngineLimits(max_running_attempts=100))
+    await harness.add(harness.new_task("http://fast.example:80/"))
+    await asyncio.sleep(0.1)
+    target.requests.clear()
+    target.times.clear()
+    hanging = [harness.new_task(f"http://a{number}.example:80/") for number in range(600)]
+    await harness.add(*hanging)
+    await asyncio.sleep(0.1)
 
-    async def main() -> None:
-        target = FakeTarget(hang_except("fast.example"))
-        harness = EngineHarness(target, limits=EngineLimits(max_running_attempts=100))
-        await harness.add(harness.new_task("http://fast.example:80/"))
-        await asyncio.sleep(0.1)
-        target.requests.clear()
-        target.times.clear()
-        hanging = [harness.new_task(f"http://a{number}.example:80/") for number in range(600)]
-        await harness.add(*hanging)
-        await asyncio.sleep(0.1)
+    started_at = asyncio.get_running_loop().time()
+    await harness.add(harness.new_task("http://fast.example:80/"))
+    await asyncio.sleep(1.0)
 
-        started_at = asyncio.get_running_loop().time()
-        await harness.add(harness.new_task("http://fast.example:80/"))
-        await asyncio.sleep(1.0)
-
-        assert started_at == time_of_first_request(target, "fast.example")
-
-    run(main)
+    assert started_at == time_of_first_request(target, "fast.example")
 
 
 @pytest.mark.parametrize("hanging_hosts", [5, 20, 600])
 @pytest.mark.parametrize("is_backlog", [False, True])
-def test_hanging_lanes_do_not_delay_a_new_lane_of_the_tenant(
+async def test_hanging_lanes_do_not_delay_a_new_lane_of_the_tenant(
     hanging_hosts: int, is_backlog: bool
 ) -> None:
     """At the default limits, a host without earlier attempts does not wait for hosts that hang."""
+    target = FakeTarget(hang_except("fast.example"))
+    harness = EngineHarness(target)
+    hosts = [f"a{number % hanging_hosts}.example" for number in range(4 * hanging_hosts)]
+    hosts += ["fast.example"] * 500
+    tasks = [harness.new_task(f"http://{host}:80/") for host in hosts]
+    if is_backlog:
+        await harness.store.add(tasks)
+        await harness.engine.start()
+    else:
+        await harness.engine.start()
+        await harness.add(*tasks)
+    await asyncio.sleep(2.0)
 
-    async def main() -> None:
-        target = FakeTarget(hang_except("fast.example"))
-        harness = EngineHarness(target)
-        hosts = [f"a{number % hanging_hosts}.example" for number in range(4 * hanging_hosts)]
-        hosts += ["fast.example"] * 500
-        tasks = [harness.new_task(f"http://{host}:80/") for host in hosts]
-        if is_backlog:
-            await harness.store.add(tasks)
-            await harness.engine.start()
-        else:
-            await harness.engine.start()
-            await harness.add(*tasks)
-        await asyncio.sleep(2.0)
-
-        fast_requests = [request for request in target.requests if "fast" in request.url]
-        assert 500 == len(fast_requests)
-        await harness.engine.stop(0.0)
-
-    run(main)
+    fast_requests = [request for request in target.requests if "fast" in request.url]
+    assert 500 == len(fast_requests)
+    await harness.engine.stop(0.0)
 
 
 @pytest.mark.parametrize("host_count", [8, 400])
-def test_tasks_for_hanging_targets_leave_leases_for_other_tenants(host_count: int) -> None:
+async def test_tasks_for_hanging_targets_leave_leases_for_other_tenants(host_count: int) -> None:
     """A tenant whose waiting tasks could take all leases does not delay another tenant."""
+    target = FakeTarget(hang_except("b.example"))
+    limits = EngineLimits(max_running_attempts=50, max_leased=200)
+    harness = EngineHarness(target, limits=limits)
+    await harness.engine.start()
+    hosts = [f"a{number % host_count}.example:80" for number in range(400)]
+    await harness.add(*(harness.new_task(f"http://{host}/", tenant="a") for host in hosts))
+    await asyncio.sleep(2.0)
 
-    async def main() -> None:
-        target = FakeTarget(hang_except("b.example"))
-        limits = EngineLimits(max_running_attempts=50, max_leased=200)
-        harness = EngineHarness(target, limits=limits)
-        await harness.engine.start()
-        hosts = [f"a{number % host_count}.example:80" for number in range(400)]
-        await harness.add(*(harness.new_task(f"http://{host}/", tenant="a") for host in hosts))
-        await asyncio.sleep(2.0)
+    started_at = asyncio.get_running_loop().time()
+    await harness.add(harness.new_task("http://b.example:80/", tenant="b"))
+    await asyncio.sleep(1.0)
 
-        started_at = asyncio.get_running_loop().time()
-        await harness.add(harness.new_task("http://b.example:80/", tenant="b"))
-        await asyncio.sleep(1.0)
-
-        assert started_at == time_of_first_request(target, "b.example")
-        await harness.engine.stop(0.0)
-
-    run(main)
+    assert started_at == time_of_first_request(target, "b.example")
+    await harness.engine.stop(0.0)
 
 
 @pytest.mark.parametrize("tenant_count", [1, 3, 8])
-def test_tenants_with_many_hanging_hosts_leave_leases_for_others(tenant_count: int) -> None:
+async def test_tenants_with_many_hanging_hosts_leave_leases_for_others(tenant_count: int) -> None:
     """A new tenant gets a lease although other tenants have more hanging hosts than leases."""
+    target = FakeTarget(hang_except("fast.example"))
+    limits = EngineLimits(max_running_attempts=200, max_leased=200)
+    harness = EngineHarness(target, limits=limits)
+    await harness.engine.start()
+    for number in range(1000):
+        tenant = f"t{number % tenant_count}"
+        new_task = harness.new_task(f"http://a{number}.example:80/", tenant=tenant)
+        if number % 2:
+            await harness.add(new_task)
+        else:
+            await harness.store.add([new_task])
+    await asyncio.sleep(5)
 
-    async def main() -> None:
-        target = FakeTarget(hang_except("fast.example"))
-        limits = EngineLimits(max_running_attempts=200, max_leased=200)
-        harness = EngineHarness(target, limits=limits)
-        await harness.engine.start()
-        for number in range(1000):
-            tenant = f"t{number % tenant_count}"
-            new_task = harness.new_task(f"http://a{number}.example:80/", tenant=tenant)
-            if number % 2:
-                await harness.add(new_task)
-            else:
-                await harness.store.add([new_task])
-        await asyncio.sleep(5)
+    added_at = asyncio.get_running_loop().time()
+    await harness.store.add([harness.new_task("http://fast.example:80/", tenant="new")])
+    await asyncio.sleep(2)
 
-        added_at = asyncio.get_running_loop().time()
-        await harness.store.add([harness.new_task("http://fast.example:80/", tenant="new")])
-        await asyncio.sleep(2)
-
-        started_at = time_of_first_request(target, "fast.example")
-        assert started_at is not None
-        assert started_at <= added_at + 1
-        await harness.engine.stop(60)
-
-    run(main)
+    started_at = time_of_first_request(target, "fast.example")
+    assert started_at is not None
+    assert started_at <= added_at + 1
+    await harness.engine.stop(60)
 
 
-def test_retries_for_hanging_targets_leave_leases_for_other_tenants() -> None:
+async def test_retries_for_hanging_targets_leave_leases_for_other_tenants() -> None:
     """A task of a tenant without a lease is attempted when attempts of other tenants time out."""
-
-    async def main() -> None:
-        target = FakeTarget(hang_except("fast.example"))
-        limits = EngineLimits(max_running_attempts=10, max_leased=20)
-        harness = EngineHarness(target, limits=limits)
-        await harness.engine.start()
-        await harness.add(harness.new_task("http://fast.example:80/", tenant="fast"))
-        overrides = {"maxAttempts": 100, "initialDelayMs": 100, "maxDelayMs": 100}
-        for tenant in ("a", "b", "c"):
-            hosts = [f"{tenant}{number}.example:80" for number in range(30)]
-            await harness.add(
-                *(
-                    harness.new_task(f"http://{host}/", tenant=tenant, overrides=overrides)
-                    for host in hosts
-                )
+    target = FakeTarget(hang_except("fast.example"))
+    limits = EngineLimits(max_running_attempts=10, max_leased=20)
+    harness = EngineHarness(target, limits=limits)
+    await harness.engine.start()
+    await harness.add(harness.new_task("http://fast.example:80/", tenant="fast"))
+    overrides = {"maxAttempts": 100, "initialDelayMs": 100, "maxDelayMs": 100}
+    for tenant in ("a", "b", "c"):
+        hosts = [f"{tenant}{number}.example:80" for number in range(30)]
+        await harness.add(
+            *(
+                harness.new_task(f"http://{host}/", tenant=tenant, overrides=overrides)
+                for host in hosts
             )
-            await asyncio.sleep(0.1)
-        assert 0 == harness.engine.worker.leased_tasks.free_leases
-        target.requests.clear()
-        target.times.clear()
+        )
+        await asyncio.sleep(0.1)
+    assert 0 == harness.engine.worker.leased_tasks.free_leases
+    target.requests.clear()
+    target.times.clear()
 
-        added_at = asyncio.get_running_loop().time()
-        await harness.add(harness.new_task("http://fast.example:80/", tenant="fast"))
-        await asyncio.sleep(2 * HANG_S)
+    added_at = asyncio.get_running_loop().time()
+    await harness.add(harness.new_task("http://fast.example:80/", tenant="fast"))
+    await asyncio.sleep(2 * HANG_S)
 
-        started_at = time_of_first_request(target, "fast.example")
-        assert started_at is not None
-        assert started_at <= added_at + HANG_S
-        await harness.engine.stop(0.0)
-
-    run(main)
+    started_at = time_of_first_request(target, "fast.example")
+    assert started_at is not None
+    assert started_at <= added_at + HANG_S
+    await harness.engine.stop(0.0)
 
 
 @pytest.mark.parametrize("tenant_count", [20, 60, 200])
-def test_leases_are_released_for_other_tenants(tenant_count: int) -> None:
+async def test_leases_are_released_for_other_tenants(tenant_count: int) -> None:
     """A fast lane gets leases although the tenants with hanging hosts need more than all leases.
 
     Each of these tenants may have a lease, so together they could have all leases.
     """
+    target = FakeTarget(hang_except("fast.example"))
+    limits = EngineLimits(max_running_attempts=200, max_leased=200)
+    harness = EngineHarness(target, limits=limits)
+    await harness.engine.start()
+    await harness.add(harness.new_task("http://fast.example:80/", tenant="fast"))
+    for number in range(1000):
+        tenant = f"t{number * tenant_count // 1000}"
+        await harness.add(harness.new_task("http://a.example:80/", tenant=tenant))
+    await asyncio.sleep(5)
+    target.requests.clear()
+    target.times.clear()
 
-    async def main() -> None:
-        target = FakeTarget(hang_except("fast.example"))
-        limits = EngineLimits(max_running_attempts=200, max_leased=200)
-        harness = EngineHarness(target, limits=limits)
-        await harness.engine.start()
-        await harness.add(harness.new_task("http://fast.example:80/", tenant="fast"))
-        for number in range(1000):
-            tenant = f"t{number * tenant_count // 1000}"
-            await harness.add(harness.new_task("http://a.example:80/", tenant=tenant))
-        await asyncio.sleep(5)
-        target.requests.clear()
-        target.times.clear()
+    added_at = asyncio.get_running_loop().time()
+    await harness.add(harness.new_task("http://fast.example:80/", tenant="fast"))
+    await asyncio.sleep(5)
 
-        added_at = asyncio.get_running_loop().time()
-        await harness.add(harness.new_task("http://fast.example:80/", tenant="fast"))
-        await asyncio.sleep(5)
-
-        started_at = time_of_first_request(target, "fast.example")
-        assert started_at is not None
-        assert started_at <= added_at + 2
-        await harness.engine.stop(60)
-
-    run(main)
+    started_at = time_of_first_request(target, "fast.example")
+    assert started_at is not None
+    assert started_at <= added_at + 2
+    await harness.engine.stop(60)
 
 
 @pytest.mark.parametrize(
     ("host_count", "is_posted"), [(20, True), (20, False), (1000, True)], ids=str
 )
-def test_waiting_tasks_leave_leases_for_a_fast_lane_of_the_tenant(
+async def test_waiting_tasks_leave_leases_for_a_fast_lane_of_the_tenant(
     host_count: int, is_posted: bool
 ) -> None:
     """A fast lane is not delayed, although its tenant has more tasks for hanging hosts than leases.
 
     A task that is not leased when it is added waits until the scheduler has released other tasks.
     """
+    target = FakeTarget(hang_except("fast.example"))
+    limits = EngineLimits(max_running_attempts=100, max_leased=400)
+    harness = EngineHarness(target, limits=limits)
+    await harness.engine.start()
+    await harness.add(harness.new_task("http://fast.example:80/"))
+    for number in range(1000):
+        url = f"http://a{number % host_count}.example:80/"
+        await harness.store.add([harness.new_task(url)])
+    await asyncio.sleep(10)
+    target.requests.clear()
+    target.times.clear()
 
-    async def main() -> None:
-        target = FakeTarget(hang_except("fast.example"))
-        limits = EngineLimits(max_running_attempts=100, max_leased=400)
-        harness = EngineHarness(target, limits=limits)
-        await harness.engine.start()
-        await harness.add(harness.new_task("http://fast.example:80/"))
-        for number in range(1000):
-            url = f"http://a{number % host_count}.example:80/"
-            await harness.store.add([harness.new_task(url)])
-        await asyncio.sleep(10)
-        target.requests.clear()
-        target.times.clear()
+    added_at = asyncio.get_running_loop().time()
+    new_task = harness.new_task("http://fast.example:80/")
+    await (harness.add(new_task) if is_posted else harness.store.add([new_task]))
+    await asyncio.sleep(5)
 
-        added_at = asyncio.get_running_loop().time()
-        new_task = harness.new_task("http://fast.example:80/")
-        await (harness.add(new_task) if is_posted else harness.store.add([new_task]))
-        await asyncio.sleep(5)
-
-        started_at = time_of_first_request(target, "fast.example")
-        assert started_at is not None
-        assert started_at <= added_at + (0 if is_posted else 1)
-        await harness.engine.stop(60)
-
-    run(main)
+    started_at = time_of_first_request(target, "fast.example")
+    assert started_at is not None
+    assert started_at <= added_at + (0 if is_posted else 1)
+    await harness.engine.stop(60)
 
 
 def test_lane_that_becomes_slow_in_the_rotation_does_not_delay_fast_lanes() -> None:

@@ -18,7 +18,6 @@ from tarry.service.engine.context import (
     check_partitions,
 )
 from tarry.service.store import StoreLost
-from tests.service.engine.harness import run
 
 if TYPE_CHECKING:
     from tarry.service.store import Store
@@ -229,26 +228,22 @@ def test_a_partition_that_does_not_respond_is_logged_once(
     ] == [record.getMessage() for record in caplog.records]
 
 
-def test_a_partition_that_hangs_does_not_make_the_process_unready() -> None:
+async def test_a_partition_that_hangs_does_not_make_the_process_unready() -> None:
     """Its check ends before that of the whole store, so only this partition is failing."""
-
-    async def main() -> None:
-        now = asyncio.get_running_loop().time
-        health, store = ServiceHealth(now), PartitionedStore()
-        health.partition_count, store.hanging = 2, {1}
-        check = HealthCheck(
-            health,
-            (ADDING, DATA),
-            partial(check_partitions, cast("Store", store), health),
-            now,
-            interval_s=1.0,
-            failing_interval_s=1.0,
-        )
-        await check.run_if_due()
-        assert {"adding partition 1": "no response for 3.8 s"} == health.failing
-        assert {} == health.blocking
-
-    run(main)
+    now = asyncio.get_running_loop().time
+    health, store = ServiceHealth(now), PartitionedStore()
+    health.partition_count, store.hanging = 2, {1}
+    check = HealthCheck(
+        health,
+        (ADDING, DATA),
+        partial(check_partitions, cast("Store", store), health),
+        now,
+        interval_s=1.0,
+        failing_interval_s=1.0,
+    )
+    await check.run_if_due()
+    assert {"adding partition 1": "no response for 3.8 s"} == health.failing
+    assert {} == health.blocking
 
 
 def test_a_partition_that_works_again_recovers_without_tasks() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tarry.service.delivery import DeliveryResult
 from tarry.service.engine.lanes import build_breaker
-from tests.service.engine.harness import OK, EngineHarness, run
+from tests.service.engine.harness import OK, EngineHarness
 
 if TYPE_CHECKING:
     from tarry.service.delivery import DeliveryRequest
@@ -52,23 +52,21 @@ async def start(target: AskAgainTarget, count: int) -> EngineHarness:
 
 
 @pytest.mark.parametrize("status", [425, 503])
-def test_a_target_that_refuses_first_attempts_gets_all_tasks(status: int) -> None:
+async def test_a_target_that_refuses_first_attempts_gets_all_tasks(status: int) -> None:
     """2,000 tasks are delivered within 25 s, each with two requests."""
+    target = AskAgainTarget(status)
+    harness = await start(target, 2000)
+    await asyncio.sleep(25)
 
-    async def main() -> None:
-        target = AskAgainTarget(status)
-        harness = await start(target, 2000)
-        await asyncio.sleep(25)
-
-        assert 2000 == target.succeeded_count
-        assert {2} == set(target.requests.values())
-        await harness.engine.stop(1)
-
-    run(main)
+    assert 2000 == target.succeeded_count
+    assert {2} == set(target.requests.values())
+    await harness.engine.stop(1)
 
 
 @pytest.mark.parametrize("rate", [7.3, 61.0])
-def test_new_tasks_do_not_wait_long_for_a_target_that_refuses_first_attempts(rate: float) -> None:
+async def test_new_tasks_do_not_wait_long_for_a_target_that_refuses_first_attempts(
+    rate: float,
+) -> None:
     """Tasks that arrive one after the other are delivered within 8 s, from the beginning."""
 
     class TimedTarget(AskAgainTarget):
@@ -85,35 +83,28 @@ def test_new_tasks_do_not_wait_long_for_a_target_that_refuses_first_attempts(rat
                 self.accepted_at[request.url] = asyncio.get_running_loop().time()
             return result
 
-    async def main() -> None:
-        target, loop, rng = TimedTarget(), asyncio.get_running_loop(), random.Random(7)
-        harness = await start(target, 0)
-        added_at: dict[str, float] = {}
-        end = loop.time() + 40
-        while loop.time() < end:
-            url = f"http://a.example:80/{len(added_at)}"
-            added_at[url] = loop.time()
-            await harness.add(harness.new_task(url))
-            await asyncio.sleep(rng.expovariate(rate))
-        await asyncio.sleep(10)
+    target, loop, rng = TimedTarget(), asyncio.get_running_loop(), random.Random(7)
+    harness = await start(target, 0)
+    added_at: dict[str, float] = {}
+    end = loop.time() + 40
+    while loop.time() < end:
+        url = f"http://a.example:80/{len(added_at)}"
+        added_at[url] = loop.time()
+        await harness.add(harness.new_task(url))
+        await asyncio.sleep(rng.expovariate(rate))
+    await asyncio.sleep(10)
 
-        assert added_at.keys() == target.accepted_at.keys()
-        assert max(target.accepted_at[url] - added_at[url] for url in added_at) <= 8
-        assert {2} == set(target.requests.values())
-        await harness.engine.stop(1)
-
-    run(main)
+    assert added_at.keys() == target.accepted_at.keys()
+    assert max(target.accepted_at[url] - added_at[url] for url in added_at) <= 8
+    assert {2} == set(target.requests.values())
+    await harness.engine.stop(1)
 
 
-def test_a_dead_target_gets_only_probes() -> None:
+async def test_a_dead_target_gets_only_probes() -> None:
     """Retries among the probes do not add requests: 380 an hour, as with first attempts alone."""
+    target = AskAgainTarget(503, is_dead=True)
+    harness = await start(target, 2000)
+    await asyncio.sleep(HOUR_S)
 
-    async def main() -> None:
-        target = AskAgainTarget(503, is_dead=True)
-        harness = await start(target, 2000)
-        await asyncio.sleep(HOUR_S)
-
-        assert sum(target.requests.values()) <= 380
-        await harness.engine.stop(1)
-
-    run(main)
+    assert sum(target.requests.values()) <= 380
+    await harness.engine.stop(1)

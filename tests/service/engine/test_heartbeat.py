@@ -63,155 +63,125 @@ def new_store(state: ReferenceState | None = None) -> FailingStore:
     return FailingStore(lambda: int((EPOCH_S + loop.time()) * 1000), state)
 
 
-def test_a_process_is_listed_until_it_stops() -> None:
+async def test_a_process_is_listed_until_it_stops() -> None:
     """A heartbeat has the start time and the current load; a clean stop removes the process."""
+    started = asyncio.Event()
+    release = asyncio.Event()
 
-    async def main() -> None:
-        started = asyncio.Event()
-        release = asyncio.Event()
+    async def respond(_: DeliveryRequest) -> DeliveryResult:
+        started.set()
+        await release.wait()
+        return OK
 
-        async def respond(_: DeliveryRequest) -> DeliveryResult:
-            started.set()
-            await release.wait()
-            return OK
-
-        harness = EngineHarness(FakeTarget(respond), store=new_store())
-        await harness.engine.start()
-        start_ms = await harness.store.ping()
-        await harness.add(harness.new_task(), harness.new_task(delay_ms=900_000))
-        await started.wait()
-        await asyncio.sleep(6)
-        [worker] = await harness.store.list_workers()
-        assert ("worker", "host", "all", 1, 1) == (
-            worker.name, worker.host, worker.role, worker.running_attempts, worker.leased_tasks
-        )  # fmt: skip
-        assert worker.started_at == start_ms < worker.seen_at
-        await asyncio.sleep(600)
-        assert [worker.name] == [other.name for other in await harness.store.list_workers()]
-        release.set()
-        await harness.engine.stop(1)
-        assert [] == await harness.store.list_workers()
-
-    run(main)
+    harness = EngineHarness(FakeTarget(respond), store=new_store())
+    await harness.engine.start()
+    start_ms = await harness.store.ping()
+    await harness.add(harness.new_task(), harness.new_task(delay_ms=900_000))
+    await started.wait()
+    await asyncio.sleep(6)
+    [worker] = await harness.store.list_workers()
+    assert ("worker", "host", "all", 1, 1) == (
+        worker.name, worker.host, worker.role, worker.running_attempts, worker.leased_tasks
+    )  # fmt: skip
+    assert worker.started_at == start_ms < worker.seen_at
+    await asyncio.sleep(600)
+    assert [worker.name] == [other.name for other in await harness.store.list_workers()]
+    release.set()
+    await harness.engine.stop(1)
+    assert [] == await harness.store.list_workers()
 
 
-def test_a_process_is_listed_again_when_the_store_recovers() -> None:
+async def test_a_process_is_listed_again_when_the_store_recovers() -> None:
     """Heartbeats continue after a failure of the store, and a failure does not stop a shutdown."""
-
-    async def main() -> None:
-        store = new_store()
-        harness = EngineHarness(FakeTarget(), store=store)
-        await harness.engine.start()
-        await asyncio.sleep(1)
-        store.fails = True
-        await asyncio.sleep(60)
-        assert [] == await store.list_workers()
-        store.fails = False
-        await asyncio.sleep(6)
-        assert 1 == len(await store.list_workers())
-        store.fails = True
-        await harness.engine.stop(1)
-        assert 1 == len(await store.list_workers())
-
-    run(main)
+    store = new_store()
+    harness = EngineHarness(FakeTarget(), store=store)
+    await harness.engine.start()
+    await asyncio.sleep(1)
+    store.fails = True
+    await asyncio.sleep(60)
+    assert [] == await store.list_workers()
+    store.fails = False
+    await asyncio.sleep(6)
+    assert 1 == len(await store.list_workers())
+    store.fails = True
+    await harness.engine.stop(1)
+    assert 1 == len(await store.list_workers())
 
 
-def test_heartbeats_continue_after_an_unexpected_error_of_the_check(
+async def test_heartbeats_continue_after_an_unexpected_error_of_the_check(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The error is logged. Without heartbeats, others would consider the process dead."""
-
-    async def main() -> None:
-        store = new_store()
-        harness = EngineHarness(FakeTarget(), store=store)
-        await harness.engine.start()
-        store.ping_fails = True
-        await asyncio.sleep(60)
-        assert 1 == len(await store.list_workers())
-        store.ping_fails = False
-        await harness.engine.stop(1)
-
-    run(main)
+    store = new_store()
+    harness = EngineHarness(FakeTarget(), store=store)
+    await harness.engine.start()
+    store.ping_fails = True
+    await asyncio.sleep(60)
+    assert 1 == len(await store.list_workers())
+    store.ping_fails = False
+    await harness.engine.stop(1)
     assert {"check of the store failed"} == set(caplog.messages)
 
 
 @pytest.mark.parametrize(("blocked_count", "is_own"), [(200, False), (201, True)])
-def test_a_process_whose_blocked_lanes_are_not_all_known_owns_no_lane(
+async def test_a_process_whose_blocked_lanes_are_not_all_known_owns_no_lane(
     blocked_count: int, is_own: bool
 ) -> None:
     """A heartbeat names up to 201. Another lane could be left to a process that blocks it."""
-
-    async def main() -> None:
-        harness = EngineHarness(FakeTarget(), store=new_store())
-        blocked = {f"default/{number}": "private address" for number in range(blocked_count)}
-        other = WorkerRecord(name="other", host="host", pid=2, role="all", blocked_lanes=blocked)
-        await harness.store.record_worker(other)
-        await harness.engine.announce()
-        lanes = [f"default/http://host-{number}" for number in range(20)]
-        assert is_own == all(map(harness.lanes.owners.is_own, lanes))
-
-    run(main)
+    harness = EngineHarness(FakeTarget(), store=new_store())
+    blocked = {f"default/{number}": "private address" for number in range(blocked_count)}
+    other = WorkerRecord(name="other", host="host", pid=2, role="all", blocked_lanes=blocked)
+    await harness.store.record_worker(other)
+    await harness.engine.announce()
+    lanes = [f"default/http://host-{number}" for number in range(20)]
+    assert is_own == all(map(harness.lanes.owners.is_own, lanes))
 
 
-def test_a_process_that_was_killed_owns_no_lane_soon() -> None:
+async def test_a_process_that_was_killed_owns_no_lane_soon() -> None:
     """It is listed for half a minute. Meanwhile, its limited lanes have other owners."""
+    harness = EngineHarness(FakeTarget(), store=new_store())
+    await harness.store.record_worker(WorkerRecord(name="other", host="host", pid=2))
+    await harness.engine.start()
+    lanes = [f"default/http://host-{number}" for number in range(20)]
+    await asyncio.sleep(6)
+    assert not all(map(harness.lanes.owners.is_own, lanes))
+    await asyncio.sleep(9.5)
+    assert all(map(harness.lanes.owners.is_own, lanes))
+    assert 2 == len(await harness.store.list_workers())
+    await harness.engine.stop(1)
 
-    async def main() -> None:
-        harness = EngineHarness(FakeTarget(), store=new_store())
-        await harness.store.record_worker(WorkerRecord(name="other", host="host", pid=2))
+
+async def test_an_api_process_stores_tasks_and_wakes_a_worker() -> None:
+    """A task that an `api` process accepts is delivered by another process without a delay."""
+    state = ReferenceState()
+    target, no_target = FakeTarget(OK), FakeTarget(OK)
+    api = EngineHarness(no_target, store=new_store(state), role="api")
+    worker = EngineHarness(target, store=new_store(state), lease=OTHER_LEASE, seed=2, role="worker")
+    for harness in (api, worker):
         await harness.engine.start()
-        lanes = [f"default/http://host-{number}" for number in range(20)]
-        await asyncio.sleep(6)
-        assert not all(map(harness.lanes.owners.is_own, lanes))
-        await asyncio.sleep(9.5)
-        assert all(map(harness.lanes.owners.is_own, lanes))
-        assert 2 == len(await harness.store.list_workers())
+    await asyncio.sleep(10.2)
+    [task] = await api.add(api.new_task())
+    assert (Status.PENDING, None) == (task.status, task.worker)
+    added_at = asyncio.get_running_loop().time()
+    await asyncio.sleep(0.4)  # shorter than the poll interval
+    assert Status.SUCCEEDED is (await api.get_task(task)).status
+    assert target.times[0] - added_at < 0.1
+    assert [] == no_target.requests
+    for harness in (api, worker):
         await harness.engine.stop(1)
 
-    run(main)
 
-
-def test_an_api_process_stores_tasks_and_wakes_a_worker() -> None:
-    """A task that an `api` process accepts is delivered by another process without a delay."""
-
-    async def main() -> None:
-        state = ReferenceState()
-        target, no_target = FakeTarget(OK), FakeTarget(OK)
-        api = EngineHarness(no_target, store=new_store(state), role="api")
-        worker = EngineHarness(
-            target, store=new_store(state), lease=OTHER_LEASE, seed=2, role="worker"
-        )
-        for harness in (api, worker):
-            await harness.engine.start()
-        await asyncio.sleep(10.2)
-        [task] = await api.add(api.new_task())
-        assert (Status.PENDING, None) == (task.status, task.worker)
-        added_at = asyncio.get_running_loop().time()
-        await asyncio.sleep(0.4)  # shorter than the poll interval
-        assert Status.SUCCEEDED is (await api.get_task(task)).status
-        assert target.times[0] - added_at < 0.1
-        assert [] == no_target.requests
-        for harness in (api, worker):
-            await harness.engine.stop(1)
-
-    run(main)
-
-
-def test_an_api_process_adopts_the_clock_of_the_store_if_it_cannot_list_workers() -> None:
+async def test_an_api_process_adopts_the_clock_of_the_store_if_it_cannot_list_workers() -> None:
     """After the clock of the store is set back, the clock of the process follows."""
-
-    async def main() -> None:
-        loop, offset_s = asyncio.get_running_loop(), 0
-        store = FailingStore(lambda: int((EPOCH_S + loop.time() - offset_s) * 1000))
-        api = EngineHarness(FakeTarget(OK), store=store, role="api")
-        await api.engine.start()
-        await asyncio.sleep(1)
-        store.list_fails, offset_s = True, 60
-        await asyncio.sleep(30)
-        assert abs(api.context.clock.now_ms() - await store.ping()) <= 1
-        await api.engine.stop(1)
-
-    run(main)
+    loop, offset_s = asyncio.get_running_loop(), 0
+    store = FailingStore(lambda: int((EPOCH_S + loop.time() - offset_s) * 1000))
+    api = EngineHarness(FakeTarget(OK), store=store, role="api")
+    await api.engine.start()
+    await asyncio.sleep(1)
+    store.list_fails, offset_s = True, 60
+    await asyncio.sleep(30)
+    assert abs(api.context.clock.now_ms() - await store.ping()) <= 1
+    await api.engine.stop(1)
 
 
 class ClaimTimesStore(FailingStore):
@@ -236,189 +206,161 @@ class ClaimTimesStore(FailingStore):
         return result
 
 
-def test_processes_claim_in_turns_while_tasks_arrive() -> None:
+async def test_processes_claim_in_turns_while_tasks_arrive() -> None:
     """While another process adds tasks, each of two workers claims in its own turn."""
+    state, loop = ReferenceState(), asyncio.get_running_loop()
 
-    async def main() -> None:
-        state, loop = ReferenceState(), asyncio.get_running_loop()
+    def now_ms() -> int:
+        return int((EPOCH_S + loop.time()) * 1000)
 
-        def now_ms() -> int:
-            return int((EPOCH_S + loop.time()) * 1000)
-
-        target = FakeTarget(OK)
-        api = EngineHarness(target, store=new_store(state), lease=API_LEASE, role="api")
-        stores = [ClaimTimesStore(now_ms, state) for _ in range(2)]
-        workers = [
-            EngineHarness(target, store=store, lease=lease, seed=seed, role="worker")
-            for seed, (store, lease) in enumerate(zip(stores, (LEASE, OTHER_LEASE), strict=True), 2)
-        ]
-        for harness in (api, *workers):
-            await harness.engine.start()
-        await asyncio.sleep(20)
-        assert 3 == len(await api.store.list_workers())
-        assert [2, 2] == [worker.context.claim_turns.process_count for worker in workers]
-        assert {2} == {worker.context.claim_turns.claim_factor for worker in workers}
-        tasks = await api.add(*(api.new_task() for _ in range(200)))
-        await asyncio.sleep(0.5)
-        for store in stores:
-            store.claim_times.clear()
-        for _ in range(1_000):
-            tasks += await api.add(api.new_task())
-            await asyncio.sleep(0.001)
-        times = [store.claim_times for store in stores]
-        for claim_times in times:
-            assert 20 <= len(claim_times) <= 50
-        await asyncio.sleep(0.1)
-        # The first claims were made at once. "other" has the first turn, "worker" the second.
-        assert [{TURN_MS}, {0}] == [set(claim_times[1:]) for claim_times in times]
-        for harness in (*workers, api):
-            await harness.engine.stop(1)
-        assert len(tasks) == len(target.requests) == 1_200
-
-    run(main)
+    target = FakeTarget(OK)
+    api = EngineHarness(target, store=new_store(state), lease=API_LEASE, role="api")
+    stores = [ClaimTimesStore(now_ms, state) for _ in range(2)]
+    workers = [
+        EngineHarness(target, store=store, lease=lease, seed=seed, role="worker")
+        for seed, (store, lease) in enumerate(zip(stores, (LEASE, OTHER_LEASE), strict=True), 2)
+    ]
+    for harness in (api, *workers):
+        await harness.engine.start()
+    await asyncio.sleep(20)
+    assert 3 == len(await api.store.list_workers())
+    assert [2, 2] == [worker.context.claim_turns.process_count for worker in workers]
+    assert {2} == {worker.context.claim_turns.claim_factor for worker in workers}
+    tasks = await api.add(*(api.new_task() for _ in range(200)))
+    await asyncio.sleep(0.5)
+    for store in stores:
+        store.claim_times.clear()
+    for _ in range(1_000):
+        tasks += await api.add(api.new_task())
+        await asyncio.sleep(0.001)
+    times = [store.claim_times for store in stores]
+    for claim_times in times:
+        assert 20 <= len(claim_times) <= 50
+    await asyncio.sleep(0.1)
+    # The first claims were made at once. "other" has the first turn, "worker" the second.
+    assert [{TURN_MS}, {0}] == [set(claim_times[1:]) for claim_times in times]
+    for harness in (*workers, api):
+        await harness.engine.stop(1)
+    assert len(tasks) == len(target.requests) == 1_200
 
 
-def test_results_of_several_processes_wait_longer() -> None:
+async def test_results_of_several_processes_wait_longer() -> None:
     """Results linger for 5 ms with one process, and for up to 40 ms while there are several."""
-
-    async def main() -> None:
-        state = ReferenceState()
-        harness = EngineHarness(FakeTarget(OK), store=new_store(state))
-        queue = harness.engine.worker.result_writer.result_queues[0]
-        await harness.engine.start()
+    state = ReferenceState()
+    harness = EngineHarness(FakeTarget(OK), store=new_store(state))
+    queue = harness.engine.worker.result_writer.result_queues[0]
+    await harness.engine.start()
+    await asyncio.sleep(6)
+    assert 0.005 == queue.linger_s
+    others = []
+    for count, linger_s in enumerate((0.02, 0.03, 0.04, 0.04), 2):
+        lease = LeaseTerms(f"other-{count}", LEASE.length_ms, LEASE.horizon_ms)
+        other = EngineHarness(FakeTarget(OK), store=new_store(state), lease=lease, seed=count)
+        others.append(other)
+        await other.engine.start()
         await asyncio.sleep(6)
-        assert 0.005 == queue.linger_s
-        others = []
-        for count, linger_s in enumerate((0.02, 0.03, 0.04, 0.04), 2):
-            lease = LeaseTerms(f"other-{count}", LEASE.length_ms, LEASE.horizon_ms)
-            other = EngineHarness(FakeTarget(OK), store=new_store(state), lease=lease, seed=count)
-            others.append(other)
-            await other.engine.start()
-            await asyncio.sleep(6)
-            assert count == harness.context.claim_turns.process_count
-            assert linger_s == queue.linger_s
-        for other in others:
-            await other.engine.stop(1)
-        await asyncio.sleep(6)
-        assert 0.005 == queue.linger_s
-        await harness.engine.stop(1)
-
-    run(main)
+        assert count == harness.context.claim_turns.process_count
+        assert linger_s == queue.linger_s
+    for other in others:
+        await other.engine.stop(1)
+    await asyncio.sleep(6)
+    assert 0.005 == queue.linger_s
+    await harness.engine.stop(1)
 
 
-def test_an_api_process_stops_at_once() -> None:
+async def test_an_api_process_stops_at_once() -> None:
     """A process that makes no attempts does not use the time for running attempts."""
-
-    async def main() -> None:
-        harness = EngineHarness(FakeTarget(), store=new_store(), role="api")
-        await harness.engine.start()
-        await asyncio.sleep(1.5)
-        stopped_at = asyncio.get_running_loop().time()
-        await harness.engine.stop(30)
-        assert stopped_at == asyncio.get_running_loop().time()
-        assert [] == await harness.store.list_workers()
-
-    run(main)
+    harness = EngineHarness(FakeTarget(), store=new_store(), role="api")
+    await harness.engine.start()
+    await asyncio.sleep(1.5)
+    stopped_at = asyncio.get_running_loop().time()
+    await harness.engine.stop(30)
+    assert stopped_at == asyncio.get_running_loop().time()
+    assert [] == await harness.store.list_workers()
 
 
-def test_an_api_process_keeps_its_clock() -> None:
+async def test_an_api_process_keeps_its_clock() -> None:
     """A process that makes no claims reads the store's time with its heartbeats."""
-
-    async def main() -> None:
-        offset_ms = 0
-        loop = asyncio.get_running_loop()
-        store = ReferenceStore(lambda: int((EPOCH_S + loop.time()) * 1000) + offset_ms)
-        harness = EngineHarness(FakeTarget(), store=store, role="api")
-        await harness.engine.start()
-        offset_ms = 60_000
-        await asyncio.sleep(6)
-        assert abs(harness.context.clock.now_ms() - await store.ping()) <= 1
-        await harness.engine.stop(1)
-
-    run(main)
+    offset_ms = 0
+    loop = asyncio.get_running_loop()
+    store = ReferenceStore(lambda: int((EPOCH_S + loop.time()) * 1000) + offset_ms)
+    harness = EngineHarness(FakeTarget(), store=store, role="api")
+    await harness.engine.start()
+    offset_ms = 60_000
+    await asyncio.sleep(6)
+    assert abs(harness.context.clock.now_ms() - await store.ping()) <= 1
+    await harness.engine.stop(1)
 
 
-def test_a_pause_in_one_process_stops_the_others() -> None:
+async def test_a_pause_in_one_process_stops_the_others() -> None:
     """Tasks that another process has leased are released within two seconds of a pause."""
-
-    async def main() -> None:
-        state, target = ReferenceState(), FakeTarget(OK)
-        first = EngineHarness(FakeTarget(OK), store=new_store(state), role="api")
-        lease = LeaseTerms("other", LEASE.length_ms, 60_000)  # leased a minute before the due time
-        second = EngineHarness(target, store=new_store(state), lease=lease, seed=2)
-        for harness in (first, second):
-            await harness.engine.start()
-        [task] = await first.add(first.new_task(delay_ms=10_000))
-        await asyncio.sleep(3)
-        assert "other" == (await first.get_task(task)).worker
-        await first.engine.pause(LANE)
-        await asyncio.sleep(2)
-        assert Status.PENDING is (await first.get_task(task)).status
-        await asyncio.sleep(60)
-        assert [] == target.requests
-        await first.engine.resume(LANE)
-        await asyncio.sleep(0.4)
-        assert Status.SUCCEEDED is (await first.get_task(task)).status
-        for harness in (first, second):
-            await harness.engine.stop(1)
-
-    run(main)
-
-
-def test_a_pause_that_overtakes_a_claim_is_applied() -> None:
-    """Tasks of a lane that was paused after the claim, but before its reply, are released."""
-
-    async def main() -> None:
-        harness = EngineHarness(FakeTarget(OK), store=new_store())
-        [task] = await harness.add(harness.new_task(delay_ms=1_500))
-        store, claim = harness.store, harness.store.claim
-
-        async def claim_and_pause(*arguments: Any, **options: Any) -> ClaimResult:
-            result = await claim(*arguments, **options)
-            await store.pause(LANE)
-            await harness.engine.scheduler.load_limits()
-            return result
-
-        await asyncio.sleep(1)
-        store.claim = claim_and_pause  # type: ignore[method-assign]
-        [leased] = (await harness.engine.scheduler.run_once()).tasks
-        assert task.id == leased.id
-        assert harness.lanes[LANE].is_paused
-        await asyncio.sleep(10)
-        assert Status.PENDING is (await harness.get_task(task)).status
+    state, target = ReferenceState(), FakeTarget(OK)
+    first = EngineHarness(FakeTarget(OK), store=new_store(state), role="api")
+    lease = LeaseTerms("other", LEASE.length_ms, 60_000)  # leased a minute before the due time
+    second = EngineHarness(target, store=new_store(state), lease=lease, seed=2)
+    for harness in (first, second):
+        await harness.engine.start()
+    [task] = await first.add(first.new_task(delay_ms=10_000))
+    await asyncio.sleep(3)
+    assert "other" == (await first.get_task(task)).worker
+    await first.engine.pause(LANE)
+    await asyncio.sleep(2)
+    assert Status.PENDING is (await first.get_task(task)).status
+    await asyncio.sleep(60)
+    assert [] == target.requests
+    await first.engine.resume(LANE)
+    await asyncio.sleep(0.4)
+    assert Status.SUCCEEDED is (await first.get_task(task)).status
+    for harness in (first, second):
         await harness.engine.stop(1)
 
-    run(main)
+
+async def test_a_pause_that_overtakes_a_claim_is_applied() -> None:
+    """Tasks of a lane that was paused after the claim, but before its reply, are released."""
+    harness = EngineHarness(FakeTarget(OK), store=new_store())
+    [task] = await harness.add(harness.new_task(delay_ms=1_500))
+    store, claim = harness.store, harness.store.claim
+
+    async def claim_and_pause(*arguments: Any, **options: Any) -> ClaimResult:
+        result = await claim(*arguments, **options)
+        await store.pause(LANE)
+        await harness.engine.scheduler.load_limits()
+        return result
+
+    await asyncio.sleep(1)
+    store.claim = claim_and_pause  # type: ignore[method-assign]
+    [leased] = (await harness.engine.scheduler.run_once()).tasks
+    assert task.id == leased.id
+    assert harness.lanes[LANE].is_paused
+    await asyncio.sleep(10)
+    assert Status.PENDING is (await harness.get_task(task)).status
+    await harness.engine.stop(1)
 
 
-def test_the_rate_of_a_tenant_is_shared() -> None:
+async def test_the_rate_of_a_tenant_is_shared() -> None:
     """Each process that accepts requests gets an equal share of `tenant_tasks_per_s`."""
-
-    async def main() -> None:
-        state = ReferenceState()
-        limits = EngineLimits(tenant_tasks_per_s=10.0, tenant_burst=40.0)
-        harnesses = [
-            EngineHarness(
-                FakeTarget(),
-                store=new_store(state),
-                limits=limits,
-                lease=LeaseTerms(f"process {index}", LEASE.length_ms, LEASE.horizon_ms),
-                role=role,
-            )
-            for index, role in enumerate(("api", "all", "worker", "worker"))
-        ]
-        for harness in harnesses:
-            await harness.engine.start()
-        await asyncio.sleep(6)
-        limiter = harnesses[0].engine.rate_limiter
-        assert limiter is not None
-        assert 20 == limiter.take_up_to("acme", 100)
-        await asyncio.sleep(1)
-        assert 5 == limiter.take_up_to("acme", 100)
-        for harness in harnesses:
-            await harness.engine.stop(1)
-
-    run(main)
+    state = ReferenceState()
+    limits = EngineLimits(tenant_tasks_per_s=10.0, tenant_burst=40.0)
+    harnesses = [
+        EngineHarness(
+            FakeTarget(),
+            store=new_store(state),
+            limits=limits,
+            lease=LeaseTerms(f"process {index}", LEASE.length_ms, LEASE.horizon_ms),
+            role=role,
+        )
+        for index, role in enumerate(("api", "all", "worker", "worker"))
+    ]
+    for harness in harnesses:
+        await harness.engine.start()
+    await asyncio.sleep(6)
+    limiter = harnesses[0].engine.rate_limiter
+    assert limiter is not None
+    assert 20 == limiter.take_up_to("acme", 100)
+    await asyncio.sleep(1)
+    assert 5 == limiter.take_up_to("acme", 100)
+    for harness in harnesses:
+        await harness.engine.stop(1)
 
 
 def test_processes_that_allow_different_targets_are_named_once(
@@ -444,27 +386,23 @@ def test_processes_that_allow_different_targets_are_named_once(
     )
 
 
-def test_reasons_of_other_processes_are_shown_while_the_lane_has_tasks() -> None:
+async def test_reasons_of_other_processes_are_shown_while_the_lane_has_tasks() -> None:
     """The earliest due task of all processes decides; a reason of a newer version is ignored."""
-
-    async def main() -> None:
-        harness = EngineHarness(FakeTarget(), store=new_store(), role="api")
-        now = harness.context.clock.now_ms()
-        [task] = await harness.add(harness.new_task())
-        for number, wait in enumerate(
-            [LaneWait("rate-limit"), LaneWait("secret", now - 5_000), LaneWait("retry-budget", now)]
-        ):
-            lanes = {task.lane: wait, "default/http:new.example:80": LaneWait("moon-phase", 1)}
-            other = WorkerRecord(name=f"other-{number}", host="h", pid=2, waiting_lanes=lanes)
-            await harness.store.record_worker(other)
-        await harness.engine.announce()
-        record = await harness.store.get_lane(task.lane)
-        assert record is not None
-        assert "secret" == harness.engine.waiting_for(record)
-        backlog = await harness.engine.series.read_backlog()
-        assert ("secret", True) == (backlog.waiting_for, backlog.oldest_due_age_ms >= 5_000)
-        for empty in ("default/http:new.example:80", task.lane):
-            record = LaneRecord(name=empty, tenant="default", pending=int(empty != task.lane))
-            assert harness.engine.waiting_for(record) is None
-
-    run(main)
+    harness = EngineHarness(FakeTarget(), store=new_store(), role="api")
+    now = harness.context.clock.now_ms()
+    [task] = await harness.add(harness.new_task())
+    for number, wait in enumerate(
+        [LaneWait("rate-limit"), LaneWait("secret", now - 5_000), LaneWait("retry-budget", now)]
+    ):
+        lanes = {task.lane: wait, "default/http:new.example:80": LaneWait("moon-phase", 1)}
+        other = WorkerRecord(name=f"other-{number}", host="h", pid=2, waiting_lanes=lanes)
+        await harness.store.record_worker(other)
+    await harness.engine.announce()
+    record = await harness.store.get_lane(task.lane)
+    assert record is not None
+    assert "secret" == harness.engine.waiting_for(record)
+    backlog = await harness.engine.series.read_backlog()
+    assert ("secret", True) == (backlog.waiting_for, backlog.oldest_due_age_ms >= 5_000)
+    for empty in ("default/http:new.example:80", task.lane):
+        record = LaneRecord(name=empty, tenant="default", pending=int(empty != task.lane))
+        assert harness.engine.waiting_for(record) is None

@@ -27,7 +27,6 @@ from tests.service.engine.harness import (
     EngineHarness,
     FakeTarget,
     new_breaker,
-    run,
 )
 
 
@@ -103,76 +102,64 @@ def test_number_of_lanes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"t/1"} == lanes.parked
 
 
-def test_lane_keys_separate_customers_of_one_host() -> None:
+async def test_lane_keys_separate_customers_of_one_host() -> None:
     """The failures of one customer park its lane only; tasks of another are delivered meanwhile."""
 
-    async def main() -> None:
-        async def respond(request: DeliveryRequest) -> DeliveryResult:
-            return BUSY if request.url.endswith("/customer-1") else OK
+    async def respond(request: DeliveryRequest) -> DeliveryResult:
+        return BUSY if request.url.endswith("/customer-1") else OK
 
-        harness = EngineHarness(FakeTarget(respond), build_breaker=lambda: new_breaker(min_calls=5))
-        await harness.engine.start()
+    harness = EngineHarness(FakeTarget(respond), build_breaker=lambda: new_breaker(min_calls=5))
+    await harness.engine.start()
 
-        async def add(customer: str) -> list[Task]:
-            new_tasks = [
-                harness.new_task(f"http://a.example:80/{customer}", lane_key=customer)
-                for _ in range(10)
-            ]
-            return await harness.add(*new_tasks)
+    async def add(customer: str) -> list[Task]:
+        new_tasks = [
+            harness.new_task(f"http://a.example:80/{customer}", lane_key=customer)
+            for _ in range(10)
+        ]
+        return await harness.add(*new_tasks)
 
-        await add("customer-1")
-        await asyncio.sleep(2)
-        tasks = await add("customer-2")
-        await asyncio.sleep(1)
+    await add("customer-1")
+    await asyncio.sleep(2)
+    tasks = await add("customer-2")
+    await asyncio.sleep(1)
 
-        parked = await harness.store.get_lane("default/http:a.example:80@customer-1")
-        assert parked is not None
-        assert parked.parked_until is not None
-        assert {Status.SUCCEEDED} == {(await harness.get_task(task)).status for task in tasks}
-        await harness.engine.stop(1)
-
-    run(main)
+    parked = await harness.store.get_lane("default/http:a.example:80@customer-1")
+    assert parked is not None
+    assert parked.parked_until is not None
+    assert {Status.SUCCEEDED} == {(await harness.get_task(task)).status for task in tasks}
+    await harness.engine.stop(1)
 
 
-def test_lane_with_few_attempts_is_parked_after_three_timeouts() -> None:
+async def test_lane_with_few_attempts_is_parked_after_three_timeouts() -> None:
     """A target that never responds is detected without the 20 attempts of the failure rate."""
 
-    async def main() -> None:
-        async def time_out(_request: DeliveryRequest) -> DeliveryResult:
-            await asyncio.sleep(30)
-            return DeliveryResult(fault=Fault.TIMEOUT, duration_ms=30_000.0)
+    async def time_out(_request: DeliveryRequest) -> DeliveryResult:
+        await asyncio.sleep(30)
+        return DeliveryResult(fault=Fault.TIMEOUT, duration_ms=30_000.0)
 
-        harness = EngineHarness(FakeTarget(time_out), build_breaker=build_breaker)
-        await harness.engine.start()
-        is_parked: list[bool] = []
-        for _ in range(3):
-            await harness.add(harness.new_task(overrides={"maxAttempts": 1}))
-            await asyncio.sleep(60)
-            is_parked.append("parked" in harness.event_kinds())
+    harness = EngineHarness(FakeTarget(time_out), build_breaker=build_breaker)
+    await harness.engine.start()
+    is_parked: list[bool] = []
+    for _ in range(3):
+        await harness.add(harness.new_task(overrides={"maxAttempts": 1}))
+        await asyncio.sleep(60)
+        is_parked.append("parked" in harness.event_kinds())
 
-        assert [False, False, True] == is_parked
-        await harness.engine.stop(1)
-
-    run(main)
+    assert [False, False, True] == is_parked
+    await harness.engine.stop(1)
 
 
-def test_maintenance_removes_idle_lanes() -> None:
+async def test_maintenance_removes_idle_lanes() -> None:
     """Maintenance removes the lanes of hosts that get no more tasks."""
-
-    async def main() -> None:
-        harness = EngineHarness(FakeTarget(OK))
-        await harness.add(
-            *(harness.new_task(f"http://h{number}.example:80/") for number in range(5))
-        )
-        await asyncio.sleep(1)
-        lane_counts: list[int] = []
-        for _ in range(4):
-            await harness.engine.maintenance.run_once()
-            lane_counts.append(len(harness.lanes.tripped_and_busiest(9)))
-            await asyncio.sleep(200)
-        assert [5, 5, 0, 0] == lane_counts
-
-    run(main)
+    harness = EngineHarness(FakeTarget(OK))
+    await harness.add(*(harness.new_task(f"http://h{number}.example:80/") for number in range(5)))
+    await asyncio.sleep(1)
+    lane_counts: list[int] = []
+    for _ in range(4):
+        await harness.engine.maintenance.run_once()
+        lane_counts.append(len(harness.lanes.tripped_and_busiest(9)))
+        await asyncio.sleep(200)
+    assert [5, 5, 0, 0] == lane_counts
 
 
 def queue_task(

@@ -16,7 +16,7 @@ from tarry.service.engine.limits import LimitPattern, LimitTable
 from tarry.service.model import LOST, Status
 from tarry.service.store import ConfiguredLimits
 from tarry.wire.tasks import BreakerSettings, BudgetSettings, DownstreamLimits
-from tests.service.engine.harness import EPOCH_S, OK, EngineHarness, FakeTarget, run
+from tests.service.engine.harness import EPOCH_S, OK, EngineHarness, FakeTarget
 from tests.service.stores.reference_store import ReferenceStore
 
 LANE = "default/http:a.example:80"
@@ -127,29 +127,25 @@ def test_breaker_settings(settings: BreakerSettings, failures: int | None) -> No
     assert (failures or 100) == count
 
 
-def test_rate_and_lease_of_a_slow_lane() -> None:
+async def test_rate_and_lease_of_a_slow_lane() -> None:
     """At most five attempts a second start, and no lease of a waiting task is lost."""
-
-    async def main() -> None:
-        limits = DownstreamLimits(rate_per_second=5)
-        target = FakeTarget(OK)
-        harness = EngineHarness(target, patterns=[LimitPattern("*", "*", limits)])
-        await harness.engine.start()
-        tasks = await harness.add(*(harness.new_task() for _ in range(100)))
-        await asyncio.sleep(10)
-        assert 45 <= len(target.times) <= 52
-        for start in target.times:
-            assert sum(start <= time < start + 1 for time in target.times) <= 7
-        await asyncio.sleep(15)
-        for task in tasks:
-            assert Status.SUCCEEDED is (await harness.get_task(task)).status
-            assert all(attempt.outcome != LOST for attempt in await harness.list_attempts(task))
-        await harness.engine.stop(1)
-
-    run(main)
+    limits = DownstreamLimits(rate_per_second=5)
+    target = FakeTarget(OK)
+    harness = EngineHarness(target, patterns=[LimitPattern("*", "*", limits)])
+    await harness.engine.start()
+    tasks = await harness.add(*(harness.new_task() for _ in range(100)))
+    await asyncio.sleep(10)
+    assert 45 <= len(target.times) <= 52
+    for start in target.times:
+        assert sum(start <= time < start + 1 for time in target.times) <= 7
+    await asyncio.sleep(15)
+    for task in tasks:
+        assert Status.SUCCEEDED is (await harness.get_task(task)).status
+        assert all(attempt.outcome != LOST for attempt in await harness.list_attempts(task))
+    await harness.engine.stop(1)
 
 
-def test_limits_of_a_running_lane_can_be_changed() -> None:
+async def test_limits_of_a_running_lane_can_be_changed() -> None:
     """A lower concurrency applies at once, a removed rate ends the wait for it."""
     running: list[DeliveryRequest] = []
     peaks: list[int] = []
@@ -161,61 +157,54 @@ def test_limits_of_a_running_lane_can_be_changed() -> None:
         running.remove(request)
         return OK
 
-    async def main() -> None:
-        target = FakeTarget(respond)
-        harness = EngineHarness(target)
-        engine = harness.engine
-        await engine.start()
-        await harness.add(*(harness.new_task() for _ in range(40)))
-        await asyncio.sleep(0.5)
-        assert 8 == len(running)
-        lane = harness.lanes.tripped_and_busiest(1)[0].name
+    target = FakeTarget(respond)
+    harness = EngineHarness(target)
+    engine = harness.engine
+    await engine.start()
+    await harness.add(*(harness.new_task() for _ in range(40)))
+    await asyncio.sleep(0.5)
+    assert 8 == len(running)
+    lane = harness.lanes.tripped_and_busiest(1)[0].name
 
-        await engine.set_limits(lane, DownstreamLimits(concurrency=2))
-        peaks.clear()
-        await asyncio.sleep(2)
-        assert {1, 2} >= set(peaks)
-        assert peaks
+    await engine.set_limits(lane, DownstreamLimits(concurrency=2))
+    peaks.clear()
+    await asyncio.sleep(2)
+    assert {1, 2} >= set(peaks)
+    assert peaks
 
-        await engine.set_limits(lane, DownstreamLimits(rate_per_second=0.001))
-        await asyncio.sleep(2)
-        sent = len(peaks)
-        await asyncio.sleep(20)
-        assert sent + 1 >= len(peaks)
+    await engine.set_limits(lane, DownstreamLimits(rate_per_second=0.001))
+    await asyncio.sleep(2)
+    sent = len(peaks)
+    await asyncio.sleep(20)
+    assert sent + 1 >= len(peaks)
 
-        await engine.set_limits(lane, None)
-        await asyncio.sleep(30)
-        assert not running
-        assert 40 == len(target.requests)
-        await engine.stop(1)
-
-    run(main)
+    await engine.set_limits(lane, None)
+    await asyncio.sleep(30)
+    assert not running
+    assert 40 == len(target.requests)
+    await engine.stop(1)
 
 
-def test_limits_of_another_process_are_adopted() -> None:
+async def test_limits_of_another_process_are_adopted() -> None:
     """A process applies limits that were set through another one within two seconds."""
+    loop = asyncio.get_running_loop()
+    store = ReferenceStore(lambda: int((EPOCH_S + loop.time()) * 1000))
+    first = EngineHarness(FakeTarget(OK), store=store)
+    second = EngineHarness(FakeTarget(OK), store=store, seed=2)
+    await first.engine.start()
+    await second.engine.start()
+    downstream = second.lanes[LANE].downstream
+    limits = DownstreamLimits(rate_per_second=3, budget=BudgetSettings(enabled=False))
+    await first.engine.set_limits(LANE, limits)
+    await asyncio.sleep(2)
+    assert (3.0, None) == (downstream.limiter.rate, downstream.budget)
+    assert (limits, "API") == second.engine.configured_limits(LANE)
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        store = ReferenceStore(lambda: int((EPOCH_S + loop.time()) * 1000))
-        first = EngineHarness(FakeTarget(OK), store=store)
-        second = EngineHarness(FakeTarget(OK), store=store, seed=2)
-        await first.engine.start()
-        await second.engine.start()
-        downstream = second.lanes[LANE].downstream
-        limits = DownstreamLimits(rate_per_second=3, budget=BudgetSettings(enabled=False))
-        await first.engine.set_limits(LANE, limits)
-        await asyncio.sleep(2)
-        assert (3.0, None) == (downstream.limiter.rate, downstream.budget)
-        assert (limits, "API") == second.engine.configured_limits(LANE)
-
-        restarted = EngineHarness(FakeTarget(OK), store=store, seed=3)
-        await restarted.engine.start()
-        assert 3.0 == restarted.lanes[LANE].downstream.limiter.rate
-        for harness in (first, second, restarted):
-            await harness.engine.stop(1)
-
-    run(main)
+    restarted = EngineHarness(FakeTarget(OK), store=store, seed=3)
+    await restarted.engine.start()
+    assert 3.0 == restarted.lanes[LANE].downstream.limiter.rate
+    for harness in (first, second, restarted):
+        await harness.engine.stop(1)
 
 
 def test_budget_settings() -> None:
@@ -229,27 +218,23 @@ def test_budget_settings() -> None:
 
 
 @pytest.mark.parametrize("lane", ["http:a.example:80", "http:a.*", "*"])
-def test_lane_keys_share_the_rate_of_the_settings(lane: str) -> None:
+async def test_lane_keys_share_the_rate_of_the_settings(lane: str) -> None:
     """Tasks of many lane keys start at the rate of one endpoint, in a fair order."""
-
-    async def main() -> None:
-        limits = DownstreamLimits(rate_per_second=2)
-        target = FakeTarget(OK)
-        harness = EngineHarness(target, patterns=[LimitPattern("*", lane, limits)])
-        await harness.engine.start()
-        keys = [None, *(f"k{number}" for number in range(99))]
-        tasks = await harness.add(*(harness.new_task(lane_key=key) for key in keys))
-        await asyncio.sleep(10)
-        assert 19 <= len(target.times) <= 21
-        await asyncio.sleep(45)
-        states = [(await harness.get_task(task)).status for task in tasks]
-        assert [Status.SUCCEEDED] * 100 == states
-        await harness.engine.stop(1)
-
-    run(main)
+    limits = DownstreamLimits(rate_per_second=2)
+    target = FakeTarget(OK)
+    harness = EngineHarness(target, patterns=[LimitPattern("*", lane, limits)])
+    await harness.engine.start()
+    keys = [None, *(f"k{number}" for number in range(99))]
+    tasks = await harness.add(*(harness.new_task(lane_key=key) for key in keys))
+    await asyncio.sleep(10)
+    assert 19 <= len(target.times) <= 21
+    await asyncio.sleep(45)
+    states = [(await harness.get_task(task)).status for task in tasks]
+    assert [Status.SUCCEEDED] * 100 == states
+    await harness.engine.stop(1)
 
 
-def test_lane_keys_share_the_concurrency_of_the_settings() -> None:
+async def test_lane_keys_share_the_concurrency_of_the_settings() -> None:
     """At most three attempts of an endpoint run at a time; each lane gets its turn."""
     running: list[str] = []
     peaks: list[int] = []
@@ -263,47 +248,42 @@ def test_lane_keys_share_the_concurrency_of_the_settings() -> None:
         running.remove(request.url)
         return OK
 
-    async def main() -> None:
-        patterns = [LimitPattern("*", "http:a.example:80", DownstreamLimits(concurrency=3))]
-        harness = EngineHarness(FakeTarget(respond), patterns=patterns)
-        await harness.engine.start()
-        new_tasks = [harness.new_task("http://a.example:80/many") for _ in range(60)]
-        new_tasks += [
-            harness.new_task(f"http://a.example:80/{number}", lane_key=f"k{number}")
-            for number in range(30)
-        ]
-        tasks = await harness.add(*new_tasks)
-        await asyncio.sleep(10.1)
-        assert 3 == max(peaks)
-        assert {f"http://a.example:80/{number}" for number in range(30)} <= set(served)
-        await asyncio.sleep(10)
-        states = [(await harness.get_task(task)).status for task in tasks]
-        assert [Status.SUCCEEDED] * 90 == states
-        assert 3 == max(peaks)
-        await harness.engine.stop(1)
-
-    run(main)
+    patterns = [LimitPattern("*", "http:a.example:80", DownstreamLimits(concurrency=3))]
+    harness = EngineHarness(FakeTarget(respond), patterns=patterns)
+    await harness.engine.start()
+    new_tasks = [harness.new_task("http://a.example:80/many") for _ in range(60)]
+    new_tasks += [
+        harness.new_task(f"http://a.example:80/{number}", lane_key=f"k{number}")
+        for number in range(30)
+    ]
+    tasks = await harness.add(*new_tasks)
+    await asyncio.sleep(10.1)
+    assert 3 == max(peaks)
+    assert {f"http://a.example:80/{number}" for number in range(30)} <= set(served)
+    await asyncio.sleep(10)
+    states = [(await harness.get_task(task)).status for task in tasks]
+    assert [Status.SUCCEEDED] * 90 == states
+    assert 3 == max(peaks)
+    await harness.engine.stop(1)
 
 
-def test_lanes_that_wait_for_a_cap_continue_after_cancelled_tasks() -> None:
+async def test_lanes_that_wait_for_a_cap_continue_after_cancelled_tasks() -> None:
     """A lane whose tasks were cancelled while it waited does not keep the others waiting."""
-
-    async def main() -> None:
-        limits = DownstreamLimits(rate_per_second=2, concurrency=1)
-        target = FakeTarget(OK)
-        harness = EngineHarness(target, patterns=[LimitPattern("*", "*", limits)])
-        await harness.engine.start()
-        tasks = await harness.add(*(harness.new_task(lane_key=f"k{n}") for n in range(20)))
-        for task in tasks[1:10]:
-            await harness.engine.cancel(task.tenant, task.id)
-        await asyncio.sleep(8)
-        assert 11 == len(target.requests)
-        await harness.engine.stop(1)
-
-    run(main)
+    limits = DownstreamLimits(rate_per_second=2, concurrency=1)
+    target = FakeTarget(OK)
+    harness = EngineHarness(target, patterns=[LimitPattern("*", "*", limits)])
+    await harness.engine.start()
+    tasks = await harness.add(*(harness.new_task(lane_key=f"k{n}") for n in range(20)))
+    for task in tasks[1:10]:
+        await harness.engine.cancel(task.tenant, task.id)
+    await asyncio.sleep(8)
+    assert 11 == len(target.requests)
+    await harness.engine.stop(1)
 
 
-def test_lanes_that_wait_for_a_cap_are_tried_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lanes_that_wait_for_a_cap_are_tried_one_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """While requests arrive, which delay starts, an attempt that ends continues one lane."""
     acquire, results = EndpointCap.acquire, Counter[bool]()
 
@@ -316,20 +296,17 @@ def test_lanes_that_wait_for_a_cap_are_tried_one_at_a_time(monkeypatch: pytest.M
         await asyncio.sleep(0.01)
         return OK
 
-    async def main() -> None:
-        patterns = [LimitPattern("*", "*", DownstreamLimits(concurrency=1))]
-        harness = EngineHarness(FakeTarget(respond), patterns=patterns)
-        await harness.engine.start()
-        tasks = await harness.add(*(harness.new_task(lane_key=f"k{n}") for n in range(97)))
-        for _ in range(300):
-            await asyncio.sleep(0.005)
-            harness.engine.worker.delay_starts()
-        states = [(await harness.get_task(task)).status for task in tasks]
-        assert [Status.SUCCEEDED] * 97 == states
-        await harness.engine.stop(1)
-
     monkeypatch.setattr(EndpointCap, "acquire", count_and_acquire)
-    run(main)
+    patterns = [LimitPattern("*", "*", DownstreamLimits(concurrency=1))]
+    harness = EngineHarness(FakeTarget(respond), patterns=patterns)
+    await harness.engine.start()
+    tasks = await harness.add(*(harness.new_task(lane_key=f"k{n}") for n in range(97)))
+    for _ in range(300):
+        await asyncio.sleep(0.005)
+        harness.engine.worker.delay_starts()
+    states = [(await harness.get_task(task)).status for task in tasks]
+    assert [Status.SUCCEEDED] * 97 == states
+    await harness.engine.stop(1)
     assert 97 == results[True]
     assert results[False] < 4 * 97
 

@@ -21,7 +21,7 @@ from tarry.service.store import (
     Release,
     TaskResult,
 )
-from tests.service.engine.harness import EPOCH_S, OK, EngineHarness, FakeTarget, run
+from tests.service.engine.harness import EPOCH_S, OK, EngineHarness, FakeTarget
 from tests.service.stores.reference_store import ReferenceStore
 
 REPLY_TIMEOUT_S = 3.5
@@ -114,84 +114,72 @@ def new_harness(target: FakeTarget) -> tuple[EngineHarness, PartitionedStore]:
     return EngineHarness(target, store=store), store
 
 
-def test_tasks_of_other_partitions_are_added_and_delivered() -> None:
+async def test_tasks_of_other_partitions_are_added_and_delivered() -> None:
     """They wait neither for the adds, nor for the results, nor for the leases of one that hangs."""
+    harness, store = new_harness(FakeTarget())
+    await harness.engine.start()
+    await harness.add(harness.new_task(tenant="victim"))
+    store.hangs = True
+    loop = asyncio.get_running_loop()
+    victim = asyncio.ensure_future(harness.engine.submit([harness.new_task(tenant="victim")]))
+    for _ in range(20):
+        started_at = loop.time()
+        (task,) = await harness.add(harness.new_task())
+        (later,) = await harness.add(harness.new_task(delay_ms=100))
+        await asyncio.sleep(0.7)
+        assert loop.time() - started_at < 1
+        for each in (task, later):
+            assert Status.SUCCEEDED is (await harness.get_task(each)).status
+    with pytest.raises(StoreUnavailable):
+        await victim
+    failing = harness.context.health.failing.keys()
+    assert {"store partition 1", "adding partition 1"} == failing
 
-    async def main() -> None:
-        harness, store = new_harness(FakeTarget())
-        await harness.engine.start()
-        await harness.add(harness.new_task(tenant="victim"))
-        store.hangs = True
-        loop = asyncio.get_running_loop()
-        victim = asyncio.ensure_future(harness.engine.submit([harness.new_task(tenant="victim")]))
-        for _ in range(20):
-            started_at = loop.time()
-            (task,) = await harness.add(harness.new_task())
-            (later,) = await harness.add(harness.new_task(delay_ms=100))
-            await asyncio.sleep(0.7)
-            assert loop.time() - started_at < 1
-            for each in (task, later):
-                assert Status.SUCCEEDED is (await harness.get_task(each)).status
-        with pytest.raises(StoreUnavailable):
-            await victim
-        failing = harness.context.health.failing.keys()
-        assert {"store partition 1", "adding partition 1"} == failing
-
-        store.hangs = False
-        await asyncio.sleep(10)
-        (task,) = await harness.add(harness.new_task(tenant="victim"))
-        await asyncio.sleep(10)
-        assert Status.SUCCEEDED is (await harness.get_task(task)).status
-        assert "store partition 1" not in harness.context.health.failing
-        await harness.engine.stop(1)
-
-    run(main)
+    store.hangs = False
+    await asyncio.sleep(10)
+    (task,) = await harness.add(harness.new_task(tenant="victim"))
+    await asyncio.sleep(10)
+    assert Status.SUCCEEDED is (await harness.get_task(task)).status
+    assert "store partition 1" not in harness.context.health.failing
+    await harness.engine.stop(1)
 
 
-def test_tasks_that_wait_for_a_partition_that_hangs_fail_with_the_first() -> None:
+async def test_tasks_that_wait_for_a_partition_that_hangs_fail_with_the_first() -> None:
     """No POST waits for the timeout of a group before its own."""
-
-    async def main() -> None:
-        harness, store = new_harness(FakeTarget())
-        await harness.engine.start()
-        store.hangs = True
-        loop = asyncio.get_running_loop()
-        begin = loop.time()
-        futures = []
-        for _ in range(7):
-            futures.append(harness.engine.submit([harness.new_task(tenant="victim")]))
-            await asyncio.sleep(0.5)
-        for future in futures:
-            with pytest.raises(StoreUnavailable):
-                await future
-        assert loop.time() - begin < REPLY_TIMEOUT_S + 0.5
-        store.hangs = False
-        await harness.engine.stop(1)
-
-    run(main)
+    harness, store = new_harness(FakeTarget())
+    await harness.engine.start()
+    store.hangs = True
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    futures = []
+    for _ in range(7):
+        futures.append(harness.engine.submit([harness.new_task(tenant="victim")]))
+        await asyncio.sleep(0.5)
+    for future in futures:
+        with pytest.raises(StoreUnavailable):
+            await future
+    assert loop.time() - begin < REPLY_TIMEOUT_S + 0.5
+    store.hangs = False
+    await harness.engine.stop(1)
 
 
-def test_a_partition_that_hangs_delays_one_claim() -> None:
+async def test_a_partition_that_hangs_delays_one_claim() -> None:
     """Later claims do not wait for it, so that a backlog of the others is delivered as fast."""
-
-    async def main() -> None:
-        harness, store = new_harness(FakeTarget())
-        store.hangs = True
-        harness.engine.worker.leased_tasks.lost_replies[1] += 1
+    harness, store = new_harness(FakeTarget())
+    store.hangs = True
+    harness.engine.worker.leased_tasks.lost_replies[1] += 1
+    await harness.engine.scheduler.run_once()
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    for _ in range(10):
         await harness.engine.scheduler.run_once()
-        loop = asyncio.get_running_loop()
-        begin = loop.time()
-        for _ in range(10):
-            await harness.engine.scheduler.run_once()
-        assert loop.time() - begin < 0.1
-        store.hangs = False
-        await asyncio.sleep(5)
-        assert not harness.engine.worker.leased_tasks.lost_replies
-
-    run(main)
+    assert loop.time() - begin < 0.1
+    store.hangs = False
+    await asyncio.sleep(5)
+    assert not harness.engine.worker.leased_tasks.lost_replies
 
 
-def test_partitions_that_hang_delay_maintenance_once() -> None:
+async def test_partitions_that_hang_delay_maintenance_once() -> None:
     """The rates of lanes in several partitions are stored at the same time."""
 
     class ManyPartitions(ReferenceStore):
@@ -213,50 +201,43 @@ def test_partitions_that_hang_delay_maintenance_once() -> None:
                 raise error
             await super().record_lane_limits(limits)
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        store = ManyPartitions(lambda: int((EPOCH_S + loop.time()) * 1000))
-        harness = EngineHarness(FakeTarget(), store=store)
-        harness.context.health.partition_count = 8
-        for number in range(8):
-            lane = harness.lanes[f"t{number}/http:a.example:80"]
-            lane.downstream.limiter.restore(rate=50.0, limit=8)
-        started_at = loop.time()
-        await harness.engine.maintenance.store_limits()
-        assert loop.time() - started_at == pytest.approx(REPLY_TIMEOUT_S)
-        failing = {f"store partition {number}" for number in range(1, 8)}
-        assert failing == harness.context.health.failing.keys()
-        unstored = {each.lane.partition("/")[0] for each in harness.lanes.list_changed_limits()}
-        assert {f"t{number}" for number in range(1, 8)} == unstored
-
-    run(main)
+    loop = asyncio.get_running_loop()
+    store = ManyPartitions(lambda: int((EPOCH_S + loop.time()) * 1000))
+    harness = EngineHarness(FakeTarget(), store=store)
+    harness.context.health.partition_count = 8
+    for number in range(8):
+        lane = harness.lanes[f"t{number}/http:a.example:80"]
+        lane.downstream.limiter.restore(rate=50.0, limit=8)
+    started_at = loop.time()
+    await harness.engine.maintenance.store_limits()
+    assert loop.time() - started_at == pytest.approx(REPLY_TIMEOUT_S)
+    failing = {f"store partition {number}" for number in range(1, 8)}
+    assert failing == harness.context.health.failing.keys()
+    unstored = {each.lane.partition("/")[0] for each in harness.lanes.list_changed_limits()}
+    assert {f"t{number}" for number in range(1, 8)} == unstored
 
 
-def test_a_partition_that_hangs_at_the_start_is_used_when_it_responds() -> None:
+async def test_a_partition_that_hangs_at_the_start_is_used_when_it_responds() -> None:
     """Its stored limits apply to its tasks, and its tasks are not leased before they are loaded."""
+    target = FakeTarget()
+    harness, store = new_harness(target)
+    stored = harness.new_task(tenant="victim")
+    await store.add([stored])
+    await store.record_lane_limits([LaneLimits(stored.task.lane, 30.0, 4)])
+    store.hangs = True
+    await harness.engine.start()
+    assert {"store partition 1"} <= harness.context.health.failing.keys()
+    (task,) = await harness.add(harness.new_task())
+    await asyncio.sleep(1)
+    assert Status.SUCCEEDED is (await harness.get_task(task)).status
+    assert 1 == len(target.requests)
 
-    async def main() -> None:
-        target = FakeTarget()
-        harness, store = new_harness(target)
-        stored = harness.new_task(tenant="victim")
-        await store.add([stored])
-        await store.record_lane_limits([LaneLimits(stored.task.lane, 30.0, 4)])
-        store.hangs = True
-        await harness.engine.start()
-        assert {"store partition 1"} <= harness.context.health.failing.keys()
-        (task,) = await harness.add(harness.new_task())
-        await asyncio.sleep(1)
-        assert Status.SUCCEEDED is (await harness.get_task(task)).status
-        assert 1 == len(target.requests)
-
-        store.hangs = False
-        await asyncio.sleep(10)
-        assert 2 == len(target.requests)
-        assert 30.0 == harness.context.lanes[stored.task.lane].stored_rate
-        assert not harness.context.health.failing
-        await harness.engine.stop(1)
-
-    run(main)
+    store.hangs = False
+    await asyncio.sleep(10)
+    assert 2 == len(target.requests)
+    assert 30.0 == harness.context.lanes[stored.task.lane].stored_rate
+    assert not harness.context.health.failing
+    await harness.engine.stop(1)
 
 
 async def respond_slowly(request: DeliveryRequest) -> DeliveryResult:
@@ -266,44 +247,36 @@ async def respond_slowly(request: DeliveryRequest) -> DeliveryResult:
     return OK
 
 
-def test_a_stop_does_not_wait_long_for_a_partition_that_hangs(
+async def test_a_stop_does_not_wait_long_for_a_partition_that_hangs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Attempts finish, and results of other partitions are stored; the leases of others expire."""
+    harness, store = new_harness(FakeTarget(respond_slowly))
+    await harness.engine.start()
+    (slow,) = await harness.add(harness.new_task("http://a.example:80/slow"))
+    (lost,) = await harness.add(harness.new_task(tenant="victim"))
+    (waiting,) = await harness.add(harness.new_task(tenant="victim", delay_ms=900))
+    store.hangs = True
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    await harness.engine.stop(600)
 
-    async def main() -> None:
-        harness, store = new_harness(FakeTarget(respond_slowly))
-        await harness.engine.start()
-        (slow,) = await harness.add(harness.new_task("http://a.example:80/slow"))
-        (lost,) = await harness.add(harness.new_task(tenant="victim"))
-        (waiting,) = await harness.add(harness.new_task(tenant="victim", delay_ms=900))
-        store.hangs = True
-        loop = asyncio.get_running_loop()
-        begin = loop.time()
-        await harness.engine.stop(600)
-
-        assert 20 < loop.time() - begin < 40
-        assert Status.SUCCEEDED is (await harness.get_task(slow)).status
-        for each in (lost, waiting):
-            assert Status.IN_FLIGHT is (await harness.get_task(each)).status
-        assert "results not stored at stop" in caplog.text
-        assert "partition=1 count=1" in caplog.text
-
-    run(main)
+    assert 20 < loop.time() - begin < 40
+    assert Status.SUCCEEDED is (await harness.get_task(slow)).status
+    for each in (lost, waiting):
+        assert Status.IN_FLIGHT is (await harness.get_task(each)).status
+    assert "results not stored at stop" in caplog.text
+    assert "partition=1 count=1" in caplog.text
 
 
-def test_a_stop_waits_for_a_partition_that_responds_again() -> None:
+async def test_a_stop_waits_for_a_partition_that_responds_again() -> None:
     """A failover takes a few seconds; then the results are stored."""
-
-    async def main() -> None:
-        harness, store = new_harness(FakeTarget())
-        await harness.engine.start()
-        (finished,) = await harness.add(harness.new_task(tenant="victim"))
-        store.hangs = True
-        stopping = asyncio.ensure_future(harness.engine.stop(600))
-        await asyncio.sleep(REPLY_TIMEOUT_S + 3)
-        store.hangs = False
-        await stopping
-        assert Status.SUCCEEDED is (await harness.get_task(finished)).status
-
-    run(main)
+    harness, store = new_harness(FakeTarget())
+    await harness.engine.start()
+    (finished,) = await harness.add(harness.new_task(tenant="victim"))
+    store.hangs = True
+    stopping = asyncio.ensure_future(harness.engine.stop(600))
+    await asyncio.sleep(REPLY_TIMEOUT_S + 3)
+    store.hangs = False
+    await stopping
+    assert Status.SUCCEEDED is (await harness.get_task(finished)).status

@@ -16,7 +16,7 @@ from tarry.service.store import LeaseTerms
 from tarry.service.stores.sqlite.transaction import ReadTransaction, WriteTransaction
 from tarry.service.stores.sqlite.worker_locks import WorkerLock
 from tarry.wire.tasks import BreakerSettings, BudgetSettings, DownstreamLimits
-from tests.service.engine.harness import BUSY, EPOCH_S, OK, EngineHarness, FakeTarget, run
+from tests.service.engine.harness import BUSY, EPOCH_S, OK, EngineHarness, FakeTarget
 from tests.service.stores.synchronous_store import SynchronousSqliteStore
 
 T = TypeVar("T")
@@ -146,110 +146,85 @@ async def spend(harness: EngineHarness, seconds: int) -> int:
     return count
 
 
-def test_processes_share_the_budget_of_a_lane(tmp_path: Path) -> None:
+async def test_processes_share_the_budget_of_a_lane(tmp_path: Path) -> None:
     """Two processes on one file admit as many retries as one: 100, and then 10 per second."""
-
-    async def main() -> None:
-        processes = [await start_process(tmp_path / "tasks.db", number) for number in (1, 2)]
-        await asyncio.sleep(2)
-        counts = await asyncio.gather(*(spend(process, 60) for process in processes))
-        assert 600 <= sum(counts) <= 720
-        for process in processes:
-            await stop_process(process)
-
-    run(main)
-
-
-def test_restart_does_not_fill_the_budget(tmp_path: Path) -> None:
-    """A process continues with the budget of the process before it, which was empty."""
-
-    async def main() -> None:
-        first = await start_process(tmp_path / "tasks.db", 1)
-        await spend(first, 30)
-        await stop_process(first)
-
-        second = await start_process(tmp_path / "tasks.db", 2)
-        assert await spend(second, 10) <= 120
-        await stop_process(second)
-
-    run(main)
-
-
-def test_kill_does_not_fill_the_budget(tmp_path: Path) -> None:
-    """Only the retries of the last second are not charged if a process is killed."""
-
-    async def main() -> None:
-        first = await start_process(tmp_path / "tasks.db", 1)
-        await spend(first, 30)
-        assert isinstance(first.store, KillableStore)
-        await first.store.kill()
-
-        second = await start_process(tmp_path / "tasks.db", 2)
-        [value] = (await second.store.add_to_budgets({LANE: 0.0})).values()
-        assert -100 <= value <= -80
-        assert await spend(second, 10) <= 120
-        await stop_process(second)
-
-    run(main)
-
-
-def test_reset_fills_the_budget(tmp_path: Path) -> None:
-    """An operator can allow the retries that an empty budget defers."""
-
-    async def main() -> None:
-        process = await start_process(tmp_path / "tasks.db", 1)
-        await spend(process, 30)
-        await process.engine.reset(LANE)
-        assert await spend(process, 10) >= 180
+    processes = [await start_process(tmp_path / "tasks.db", number) for number in (1, 2)]
+    await asyncio.sleep(2)
+    counts = await asyncio.gather(*(spend(process, 60) for process in processes))
+    assert 600 <= sum(counts) <= 720
+    for process in processes:
         await stop_process(process)
 
-    run(main)
+
+async def test_restart_does_not_fill_the_budget(tmp_path: Path) -> None:
+    """A process continues with the budget of the process before it, which was empty."""
+    first = await start_process(tmp_path / "tasks.db", 1)
+    await spend(first, 30)
+    await stop_process(first)
+
+    second = await start_process(tmp_path / "tasks.db", 2)
+    assert await spend(second, 10) <= 120
+    await stop_process(second)
 
 
-def test_stop_stores_the_last_changes(tmp_path: Path) -> None:
+async def test_kill_does_not_fill_the_budget(tmp_path: Path) -> None:
+    """Only the retries of the last second are not charged if a process is killed."""
+    first = await start_process(tmp_path / "tasks.db", 1)
+    await spend(first, 30)
+    assert isinstance(first.store, KillableStore)
+    await first.store.kill()
+
+    second = await start_process(tmp_path / "tasks.db", 2)
+    [value] = (await second.store.add_to_budgets({LANE: 0.0})).values()
+    assert -100 <= value <= -80
+    assert await spend(second, 10) <= 120
+    await stop_process(second)
+
+
+async def test_reset_fills_the_budget(tmp_path: Path) -> None:
+    """An operator can allow the retries that an empty budget defers."""
+    process = await start_process(tmp_path / "tasks.db", 1)
+    await spend(process, 30)
+    await process.engine.reset(LANE)
+    assert await spend(process, 10) >= 180
+    await stop_process(process)
+
+
+async def test_stop_stores_the_last_changes(tmp_path: Path) -> None:
     """The retries since the last exchange are charged, too."""
-
-    async def main() -> None:
-        process = await start_process(tmp_path / "tasks.db", 1)
-        budget = process.lanes[LANE].downstream.budget
-        assert budget is not None
-        for _ in range(5):
-            assert budget.withdraw(1.0, process.context.clock.now_s())
-        await process.engine.stop(1)
-        values = await process.store.add_to_budgets({LANE: 0.0})
-        assert {LANE: pytest.approx(-5.0, abs=0.5)} == values
-        await process.store.close()
-
-    run(main)
+    process = await start_process(tmp_path / "tasks.db", 1)
+    budget = process.lanes[LANE].downstream.budget
+    assert budget is not None
+    for _ in range(5):
+        assert budget.withdraw(1.0, process.context.clock.now_s())
+    await process.engine.stop(1)
+    values = await process.store.add_to_budgets({LANE: 0.0})
+    assert {LANE: pytest.approx(-5.0, abs=0.5)} == values
+    await process.store.close()
 
 
-def test_deferred_tasks_are_late_since_they_were_first_due() -> None:
+async def test_deferred_tasks_are_late_since_they_were_first_due() -> None:
     """While the budget is empty, the age of the oldest due task grows, with the reason."""
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        harness = EngineHarness(FakeTarget(BUSY))
-        await harness.engine.start()
-        limits = DownstreamLimits(
-            breaker=BreakerSettings(enabled=False),
-            budget=BudgetSettings(ratio=0.01, min_per_second=0),
-        )
-        await harness.engine.set_limits(LANE, limits)
-        added = await harness.add(*(harness.new_task() for _ in range(20)))
-        started = loop.time()
-        ages: list[float] = []
-        for _ in range(30):
-            await asyncio.sleep(10)
-            backlog = await harness.engine.series.read_backlog()
-            if backlog.waiting_for == "retry-budget":
-                ages.append(backlog.oldest_due_age_ms / 1000)
-                record = await harness.store.get_lane(LANE)
-                assert record is not None
-                assert "retry-budget" == harness.engine.waiting_for(record)
-        assert max(ages) > 200
-        assert max(ages) <= loop.time() - started
-        tasks = [await harness.get_task(task) for task in added]
-        assert min(task.next_attempt_at for task in tasks) < (EPOCH_S + started + 60) * 1000
-        await harness.engine.stop(1)
-
-    run(main)
+    loop = asyncio.get_running_loop()
+    harness = EngineHarness(FakeTarget(BUSY))
+    await harness.engine.start()
+    limits = DownstreamLimits(
+        breaker=BreakerSettings(enabled=False), budget=BudgetSettings(ratio=0.01, min_per_second=0)
+    )
+    await harness.engine.set_limits(LANE, limits)
+    added = await harness.add(*(harness.new_task() for _ in range(20)))
+    started = loop.time()
+    ages: list[float] = []
+    for _ in range(30):
+        await asyncio.sleep(10)
+        backlog = await harness.engine.series.read_backlog()
+        if backlog.waiting_for == "retry-budget":
+            ages.append(backlog.oldest_due_age_ms / 1000)
+            record = await harness.store.get_lane(LANE)
+            assert record is not None
+            assert "retry-budget" == harness.engine.waiting_for(record)
+    assert max(ages) > 200
+    assert max(ages) <= loop.time() - started
+    tasks = [await harness.get_task(task) for task in added]
+    assert min(task.next_attempt_at for task in tasks) < (EPOCH_S + started + 60) * 1000
+    await harness.engine.stop(1)

@@ -12,7 +12,7 @@ from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.engine.context import EngineLimits
 from tarry.service.model import Status
 from tarry.service.store import LeaseTerms, SeriesPoint
-from tests.service.engine.harness import BUSY, EPOCH_S, LEASE, OK, EngineHarness, FakeTarget, run
+from tests.service.engine.harness import BUSY, EPOCH_S, LEASE, OK, EngineHarness, FakeTarget
 from tests.service.stores.reference_store import ReferenceState, ReferenceStore
 
 OTHER_LEASE = LeaseTerms("zz", LEASE.length_ms, LEASE.horizon_ms)
@@ -59,127 +59,107 @@ def counts_of(points: list[SeriesPoint], prefix: str) -> dict[str, int]:
     return sums
 
 
-def test_counts_are_recorded_at_the_end_of_each_interval() -> None:
+async def test_counts_are_recorded_at_the_end_of_each_interval() -> None:
     """Attempts, finished tasks, lags and delays are in the point of the interval that had them."""
+    store = new_store()
+    harness = EngineHarness(FakeTarget(OK, BUSY, OK, GONE, OK), store=store)
+    await harness.engine.start()
+    await deliver(harness, 3)
+    assert 0 == store.record_count
+    await asyncio.sleep(10)
+    await deliver(harness)
+    await harness.engine.stop(1)
 
-    async def main() -> None:
-        store = new_store()
-        harness = EngineHarness(FakeTarget(OK, BUSY, OK, GONE, OK), store=store)
-        await harness.engine.start()
-        await deliver(harness, 3)
-        assert 0 == store.record_count
-        await asyncio.sleep(10)
-        await deliver(harness)
-        await harness.engine.stop(1)
-
-        first, second = await store.list_series(SHORT_MS, since=0)
-        assert [START_MS, START_MS + SHORT_MS] == [first.at, second.at]
-        assert {"success": 2, "transient": 1, "permanent": 1} == counts_of([first], "attempts.")
-        finished = {"succeeded.first": 1, "succeeded.retried": 1, "exhausted.first": 1}
-        assert finished == counts_of([first], "finished.")
-        assert {"1": 4} == counts_of([first], "lag.")
-        assert {"1000": 1} == counts_of([first], "delay.")
-        assert {"success": 1} == counts_of([second], "attempts.")
-        [long_point] = await store.list_series(LONG_MS, since=0)
-        for prefix in ("attempts.", "finished.", "lag.", "delay.", "backlog."):
-            assert counts_of([first, second], prefix) == counts_of([long_point], prefix)
-
-    run(main)
+    first, second = await store.list_series(SHORT_MS, since=0)
+    assert [START_MS, START_MS + SHORT_MS] == [first.at, second.at]
+    assert {"success": 2, "transient": 1, "permanent": 1} == counts_of([first], "attempts.")
+    finished = {"succeeded.first": 1, "succeeded.retried": 1, "exhausted.first": 1}
+    assert finished == counts_of([first], "finished.")
+    assert {"1": 4} == counts_of([first], "lag.")
+    assert {"1000": 1} == counts_of([first], "delay.")
+    assert {"success": 1} == counts_of([second], "attempts.")
+    [long_point] = await store.list_series(LONG_MS, since=0)
+    for prefix in ("attempts.", "finished.", "lag.", "delay.", "backlog."):
+        assert counts_of([first, second], prefix) == counts_of([long_point], prefix)
 
 
-def test_readers_also_get_counts_that_are_not_stored_yet() -> None:
+async def test_readers_also_get_counts_that_are_not_stored_yet() -> None:
     """In the process that has counted, a point is exact before and after it is recorded."""
-
-    async def main() -> None:
-        harness = EngineHarness(FakeTarget(), store=new_store())
-        await harness.engine.start()
-        assert [] == await harness.engine.series.read(SHORT_MS, START_MS)
-        for expected in (1, 2):
-            await deliver(harness)
-            for step_ms in (SHORT_MS, LONG_MS):
-                [point] = await harness.engine.series.read(step_ms, START_MS)
-                at = START_MS - START_MS % step_ms
-                assert (at, expected) == (point.at, point.sums["attempts.success"])
-        await harness.engine.series.record()
+    harness = EngineHarness(FakeTarget(), store=new_store())
+    await harness.engine.start()
+    assert [] == await harness.engine.series.read(SHORT_MS, START_MS)
+    for expected in (1, 2):
         await deliver(harness)
-        [point] = await harness.engine.series.read(SHORT_MS, START_MS)
-        assert 3 == point.sums["attempts.success"]
-        assert [] == await harness.engine.series.read(SHORT_MS, START_MS + SHORT_MS)
-        await harness.engine.stop(1)
+        for step_ms in (SHORT_MS, LONG_MS):
+            [point] = await harness.engine.series.read(step_ms, START_MS)
+            at = START_MS - START_MS % step_ms
+            assert (at, expected) == (point.at, point.sums["attempts.success"])
+    await harness.engine.series.record()
+    await deliver(harness)
+    [point] = await harness.engine.series.read(SHORT_MS, START_MS)
+    assert 3 == point.sums["attempts.success"]
+    assert [] == await harness.engine.series.read(SHORT_MS, START_MS + SHORT_MS)
+    await harness.engine.stop(1)
 
-    run(main)
 
-
-def test_one_process_samples_the_backlog() -> None:
+async def test_one_process_samples_the_backlog() -> None:
     """Each interval has one sample of the tasks by status and of the age of the oldest due task."""
-
-    async def main() -> None:
-        state = ReferenceState()
-        harness = EngineHarness(FakeTarget(BUSY), store=new_store(state))
-        other = EngineHarness(FakeTarget(BUSY), store=new_store(state), lease=OTHER_LEASE, seed=2)
-        await harness.engine.start()
-        await other.engine.start()
-        await harness.add(harness.new_task(delay_ms=900_000), harness.new_task(delay_ms=900_000))
-        await asyncio.sleep(25)
-        points = await harness.store.list_series(SHORT_MS, since=0)
-        assert [(1, 2, 0, 0)] * 2 == [
-            (
-                point.sums["samples"],
-                point.sums["backlog.PENDING"],
-                point.sums["backlog.EXHAUSTED"],
-                point.sums["backlog.age_ms"],
-            )
-            for point in points
-        ]
-        await harness.engine.stop(1)  # the other process continues
-        await asyncio.sleep(10)
-        last = (await other.engine.series.read(SHORT_MS, 0))[-1]
-        assert (START_MS + 2 * SHORT_MS, 1) == (last.at, last.sums["samples"])
-        await other.engine.stop(1)
-
-    run(main)
+    state = ReferenceState()
+    harness = EngineHarness(FakeTarget(BUSY), store=new_store(state))
+    other = EngineHarness(FakeTarget(BUSY), store=new_store(state), lease=OTHER_LEASE, seed=2)
+    await harness.engine.start()
+    await other.engine.start()
+    await harness.add(harness.new_task(delay_ms=900_000), harness.new_task(delay_ms=900_000))
+    await asyncio.sleep(25)
+    points = await harness.store.list_series(SHORT_MS, since=0)
+    assert [(1, 2, 0, 0)] * 2 == [
+        (
+            point.sums["samples"],
+            point.sums["backlog.PENDING"],
+            point.sums["backlog.EXHAUSTED"],
+            point.sums["backlog.age_ms"],
+        )
+        for point in points
+    ]
+    await harness.engine.stop(1)  # the other process continues
+    await asyncio.sleep(10)
+    last = (await other.engine.series.read(SHORT_MS, 0))[-1]
+    assert (START_MS + 2 * SHORT_MS, 1) == (last.at, last.sums["samples"])
+    await other.engine.stop(1)
 
 
-def test_the_backlog_includes_leased_tasks_that_are_due() -> None:
+async def test_the_backlog_includes_leased_tasks_that_are_due() -> None:
     """The age of the oldest due task includes tasks that wait in this process."""
+    limits = EngineLimits(max_running_attempts=1)
+    release = asyncio.Event()
 
-    async def main() -> None:
-        limits = EngineLimits(max_running_attempts=1)
-        release = asyncio.Event()
+    async def respond(_: DeliveryRequest) -> DeliveryResult:
+        await release.wait()
+        return OK
 
-        async def respond(_: DeliveryRequest) -> DeliveryResult:
-            await release.wait()
-            return OK
-
-        harness = EngineHarness(FakeTarget(respond), limits=limits)
-        await harness.engine.start()
-        await harness.add(harness.new_task(), harness.new_task())
-        await asyncio.sleep(5)
-        backlog = await harness.engine.series.read_backlog()
-        assert 2 == backlog.task_counts[Status.IN_FLIGHT]
-        assert 5_000 == backlog.oldest_due_age_ms
-        release.set()
-        await harness.engine.stop(1)
-
-    run(main)
+    harness = EngineHarness(FakeTarget(respond), limits=limits)
+    await harness.engine.start()
+    await harness.add(harness.new_task(), harness.new_task())
+    await asyncio.sleep(5)
+    backlog = await harness.engine.series.read_backlog()
+    assert 2 == backlog.task_counts[Status.IN_FLIGHT]
+    assert 5_000 == backlog.oldest_due_age_ms
+    release.set()
+    await harness.engine.stop(1)
 
 
-def test_recording_continues_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+async def test_recording_continues_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     """Sums of a failed call are not sent again, because the store may have added them."""
-
-    async def main() -> None:
-        store = new_store()
-        harness = EngineHarness(FakeTarget(), store=store)
-        await harness.engine.start()
-        store.fails = True
-        await deliver(harness)
-        await asyncio.sleep(10)
-        store.fails = False
-        await deliver(harness)
-        await asyncio.sleep(10)
-        assert {"success": 1} == counts_of(await store.list_series(SHORT_MS, since=0), "attempts.")
-        await harness.engine.stop(1)
-
-    run(main)
+    store = new_store()
+    harness = EngineHarness(FakeTarget(), store=store)
+    await harness.engine.start()
+    store.fails = True
+    await deliver(harness)
+    await asyncio.sleep(10)
+    store.fails = False
+    await deliver(harness)
+    await asyncio.sleep(10)
+    assert {"success": 1} == counts_of(await store.list_series(SHORT_MS, since=0), "attempts.")
+    await harness.engine.stop(1)
     assert "store is failing" in caplog.text
     assert "series failed" not in caplog.text

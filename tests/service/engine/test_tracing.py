@@ -186,7 +186,7 @@ def test_an_invalid_variable_is_an_error_of_the_configuration(
         AttemptTracer.with_otlp_exporter(version="1", instance="a", unix_time=lambda: EPOCH_S)
 
 
-def test_a_failing_tracer_does_not_prevent_attempts(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_tracer_does_not_prevent_attempts(caplog: pytest.LogCaptureFixture) -> None:
     """If no span can be started, the attempt is made with the trace of the caller."""
 
     class FailingProcessor(SpanProcessor):
@@ -197,14 +197,11 @@ def test_a_failing_tracer_does_not_prevent_attempts(caplog: pytest.LogCaptureFix
     provider, target = TracerProvider(), FakeTarget(OK)
     provider.add_span_processor(FailingProcessor())
 
-    async def main() -> None:
-        harness = EngineHarness(target, tracer=AttemptTracer(provider, lambda: EPOCH_S))
-        await harness.engine.start()
-        await harness.add(harness.new_task(trace=TRACE))
-        await asyncio.sleep(0.1)
-        await harness.engine.stop(1)
-
-    run(main)
+    harness = EngineHarness(target, tracer=AttemptTracer(provider, lambda: EPOCH_S))
+    await harness.engine.start()
+    await harness.add(harness.new_task(trace=TRACE))
+    await asyncio.sleep(0.1)
+    await harness.engine.stop(1)
     assert [TRACE] == [request.headers["traceparent"] for request in target.requests]
     assert "span not started, task=" in caplog.text
 
@@ -226,16 +223,13 @@ def test_a_shutdown_does_not_wait_for_a_collector_that_hangs(
     assert "last spans not exported within 2 s" in caplog.text
 
 
-def test_without_tracing_the_headers_are_sent_unchanged() -> None:
+async def test_without_tracing_the_headers_are_sent_unchanged() -> None:
     """The target receives the caller's span as its parent."""
     target = FakeTarget()
 
-    async def main() -> None:
-        harness = EngineHarness(target)
-        await harness.engine.start()
-        await harness.add(harness.new_task(trace=TRACE, tracestate="vendor=a"))
-        await harness.engine.stop(1)
-
-    run(main)
+    harness = EngineHarness(target)
+    await harness.engine.start()
+    await harness.add(harness.new_task(trace=TRACE, tracestate="vendor=a"))
+    await harness.engine.stop(1)
     headers = target.requests[0].headers
     assert (TRACE, "vendor=a") == (headers["traceparent"], headers["tracestate"])
