@@ -40,7 +40,7 @@ def put_policy(
     tx: WriteTransaction,
     policy: PolicyVersion,
     replace: bool,  # noqa: FBT001 - the writer process gets arguments by position
-    quota: int | None,
+    quota: int | None = None,
 ) -> tuple[PolicyWriteStatus, PolicyVersion]:
     """Create a policy; with `replace`, add a new version to a policy that exists."""
     newest = get_policy(tx, policy.tenant, policy.id)

@@ -235,7 +235,12 @@ def list_attempts(
 
 
 def list_attempts_of_tasks(
-    tx: ReadTransaction, tenant: str, task_filter: StoredTaskFilter, cursor: str | None, limit: int
+    tx: ReadTransaction,
+    tenant: str,
+    task_filter: StoredTaskFilter,
+    *,
+    cursor: str | None = None,
+    limit: int = 100,
 ) -> RecordPage[tuple[str, AttemptRecord]]:
     """List attempts, newest task first; the cursor is the row id of the last attempt read."""
     last_row_id = None if cursor is None else parse_cursor(cursor)
@@ -279,9 +284,9 @@ def list_tasks(
     tx: ReadTransaction,
     tenant: str,
     task_filter: StoredTaskFilter,
-    cursor: str | None,
-    limit: int,
     *,
+    cursor: str | None = None,
+    limit: int = 100,
     oldest_first: bool = False,
 ) -> RecordPage[Task]:
     """List tasks; the cursor is the last `seq` read for the previous page."""

@@ -9,8 +9,9 @@ handles API keys, and `finished_tasks` handles finished tasks: replays, purge an
 from __future__ import annotations
 
 from functools import partial
+from inspect import signature
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.store import AddStatus
@@ -36,17 +37,18 @@ from tarry.service.stores.sqlite.worker_locks import LeaderLock, WorkerLock
 from tarry.service.stores.sqlite.writer_process import WriterProcessExecutor, ping
 from tarry.service.stores.task_filters import MAX_SCANNED_ROWS
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
+    from types import CoroutineType
 
     from tarry.service import model, store
     from tarry.service.stores.sqlite.database import Clock
     from tarry.service.stores.sqlite.executor import Executor
     from tarry.service.stores.sqlite.schema import StorePath
     from tarry.service.stores.sqlite.transaction import ReadTransaction, WriteTransaction
-    from tarry.wire.tasks import DownstreamLimits
 
 
 _MAX_LEASES_PER_TRANSACTION = 1000
@@ -54,6 +56,43 @@ _WAKEUP_HORIZON_MS = 500
 """Other processes are woken for a task that is due sooner. For others, their polling suffices."""
 _get_callback_task = attrgetter("callback_task")
 _ADDED = AddStatus.ADDED  # read once, because it takes 0.27 us in Python 3.11
+
+
+def reads(
+    query: Callable[Concatenate[ReadTransaction, P], T],
+) -> Callable[Concatenate[SqliteTaskStore, P], CoroutineType[Any, Any, T]]:
+    """Return a method of the store that runs a query."""
+
+    async def method(store: SqliteTaskStore, /, *arguments: P.args, **named: P.kwargs) -> T:
+        return await store.read(lambda tx: query(tx, *arguments, **named))
+
+    return cast("Callable[..., CoroutineType[Any, Any, T]]", method)
+
+
+def writes(
+    operation: Callable[Concatenate[WriteTransaction, P], T],
+    *,
+    weight: str | None = None,
+    urgent: bool = True,
+    notifies: bool = False,
+) -> Callable[Concatenate[SqliteTaskStore, P], CoroutineType[Any, Any, T]]:
+    """Return a method of the store that runs an operation; see `SqliteTaskStore.write`.
+
+    `weight` is the name of a parameter: a number of tasks, or a collection with an item for each
+    task. With `notifies`, other processes may find tasks to claim afterwards.
+    """
+    position = None if weight is None else list(signature(operation).parameters).index(weight) - 1
+
+    async def method(store: SqliteTaskStore, /, *arguments: P.args, **named: P.kwargs) -> T:
+        call = OperationCall(operation, *arguments, **named)
+        tasks = 1 if position is None else call.arguments[position]
+        task_count = tasks if isinstance(tasks, int) else len(tasks)
+        result = await store.write(call, task_count, urgent=urgent)
+        if notifies:
+            store.notify()
+        return result
+
+    return cast("Callable[..., CoroutineType[Any, Any, T]]", method)
 
 
 class SqliteTaskStore:
@@ -140,10 +179,11 @@ class SqliteTaskStore:
     ) -> T:
         """Run an operation after which other processes may find tasks to claim."""
         result = await self.write(operation, weight, urgent=urgent)
-        self._notify()
+        self.notify()
         return result
 
-    def _notify(self) -> None:
+    def notify(self) -> None:
+        """Tell other processes that they may find tasks to claim."""
         if self._wakeups is not None:
             self._wakeups.notify()
 
@@ -163,7 +203,7 @@ class SqliteTaskStore:
         results = add.to_add_results(tasks, terms, await self.write(call, len(tasks)))
         # Most tasks are leased by this process, so other processes cannot claim them.
         if any(_is_claimable(result) for result in results if not result.leased):
-            self._notify()
+            self.notify()
         return results
 
     async def claim(
@@ -183,7 +223,7 @@ class SqliteTaskStore:
         call = OperationCall(finish.finish, packed)
         statuses = await self.write(call, len(packed), urgent=False)
         if any(map(_get_callback_task, results)):
-            self._notify()
+            self.notify()
         return statuses
 
     async def release(self, releases: Sequence[store.Release]) -> list[store.FinishStatus]:
@@ -204,71 +244,6 @@ class SqliteTaskStore:
         operation = OperationCall(transitions.release_unknown_leases, terms, known_ids)
         return await self._write_and_notify(operation, urgent=False)
 
-    async def get_task(self, tenant: str, task_id: str) -> model.Task | None:
-        return await self.read(lambda tx: queries.get_task(tx, tenant, task_id))
-
-    async def list_tasks(
-        self,
-        tenant: str,
-        task_filter: store.StoredTaskFilter,
-        *,
-        cursor: str | None = None,
-        limit: int = 100,
-        oldest_first: bool = False,
-    ) -> store.RecordPage[model.Task]:
-        return await self.read(
-            lambda tx: queries.list_tasks(
-                tx, tenant, task_filter, cursor, limit, oldest_first=oldest_first
-            )
-        )
-
-    async def last_attempts(
-        self, tenant: str, task_ids: Sequence[str]
-    ) -> dict[str, model.AttemptRecord]:
-        return await self.read(lambda tx: queries.last_attempts(tx, tenant, task_ids))
-
-    async def list_attempts(
-        self, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
-    ) -> list[model.AttemptRecord]:
-        return await self.read(lambda tx: queries.list_attempts(tx, tenant, task_id, after, limit))
-
-    async def list_attempts_of_tasks(
-        self,
-        tenant: str,
-        task_filter: store.StoredTaskFilter,
-        *,
-        cursor: str | None = None,
-        limit: int = 100,
-    ) -> store.RecordPage[tuple[str, model.AttemptRecord]]:
-        return await self.read(
-            lambda tx: queries.list_attempts_of_tasks(tx, tenant, task_filter, cursor, limit)
-        )
-
-    async def cancel(self, tenant: str, task_id: str) -> store.CancelStatus | None:
-        return await self.write(OperationCall(transitions.cancel, tenant, task_id))
-
-    async def retry_now(
-        self, tenant: str, task_id: str, *, quota: int | None = None
-    ) -> store.RetryNowStatus | None:
-        operation = OperationCall(transitions.retry_now, tenant, task_id, quota)
-        return await self._write_and_notify(operation)
-
-    async def park(self, lane: str, until: int, *, probes: int, consecutive_opens: int) -> None:
-        await self.write(OperationCall(transitions.park, lane, until, probes, consecutive_opens))
-
-    async def unpark(self, lane: str) -> None:
-        await self._write_and_notify(OperationCall(transitions.unpark, lane))
-
-    async def resume(self, lane: str) -> None:
-        await self._write_and_notify(OperationCall(transitions.resume, lane))
-
-    async def pause(self, lane: str, *, lane_quota: int | None = None) -> store.LaneWriteStatus:
-        return await self.write(OperationCall(transitions.pause, lane, lane_quota))
-
-    async def record_lane_limits(self, limits: Sequence[store.LaneLimits]) -> None:
-        operation = OperationCall(transitions.record_lane_limits, limits)
-        await self.write(operation, len(limits), urgent=False)
-
     async def list_lane_limits(
         self,
         limit: int,
@@ -276,94 +251,9 @@ class SqliteTaskStore:
     ) -> list[store.LaneLimits]:
         return await self.read(lambda tx: queries.list_lane_limits(tx, limit))
 
-    async def set_limits(
-        self,
-        lane: str,
-        limits: DownstreamLimits | None,
-        *,
-        max_limited: int,
-        lane_quota: int | None = None,
-    ) -> store.LaneWriteStatus:
-        operation = OperationCall(transitions.set_limits, lane, limits, max_limited, lane_quota)
-        return await self.write(operation)
-
     async def load_limits(self, known: store.ConfiguredLimits) -> store.ConfiguredLimits | None:
         worker_lock = self.database.worker_lock
         return await self.read(lambda tx: queries.load_limits(tx, known, worker_lock))
-
-    async def add_to_budgets(self, changes: dict[str, float]) -> dict[str, float]:
-        operation = OperationCall(transitions.add_to_budgets, changes)
-        return await self.write(operation, len(changes), urgent=False)
-
-    async def list_lanes(
-        self, tenant: str | None, *, cursor: str | None = None, limit: int = 100
-    ) -> store.RecordPage[model.LaneRecord]:
-        return await self.read(lambda tx: queries.list_lanes(tx, tenant, cursor, limit))
-
-    async def get_lane(self, name: str) -> model.LaneRecord | None:
-        return await self.read(lambda tx: queries.get_lane(tx, name))
-
-    async def record_breaker_change(self, lane: str, change: model.BreakerChangeRecord) -> None:
-        operation = OperationCall(lane_activity.record_breaker_change, lane, change)
-        await self.write(operation, urgent=False)
-
-    async def record_latencies(self, counts_by_lane: dict[str, dict[str, int]]) -> None:
-        operation = OperationCall(lane_activity.record_latencies, counts_by_lane)
-        await self.write(operation, urgent=False)
-
-    async def read_lane_activity(self, lanes: Sequence[str]) -> dict[str, model.LaneActivity]:
-        return await self.read(lambda tx: lane_activity.read_lane_activity(tx, lanes))
-
-    async def put_policy(
-        self, policy: model.PolicyVersion, *, replace: bool, quota: int | None = None
-    ) -> tuple[store.PolicyWriteStatus, model.PolicyVersion]:
-        return await self.write(OperationCall(policies.put_policy, policy, replace, quota))
-
-    async def get_policy(
-        self, tenant: str, policy_id: str, version: int | None = None
-    ) -> model.PolicyVersion | None:
-        return await self.read(lambda tx: policies.get_policy(tx, tenant, policy_id, version))
-
-    async def list_policies(
-        self, tenant: str, *, cursor: str | None = None, limit: int = 100
-    ) -> store.RecordPage[model.PolicyVersion]:
-        return await self.read(lambda tx: policies.list_policies(tx, tenant, cursor, limit))
-
-    async def delete_policy(self, tenant: str, policy_id: str) -> store.PolicyWriteStatus:
-        return await self.write(OperationCall(policies.delete_policy, tenant, policy_id))
-
-    async def put_api_key(self, key: model.ApiKeyRecord) -> None:
-        await self.write(OperationCall(policies.put_api_key, key))
-
-    async def find_api_key(self, digest: bytes) -> model.ApiKeyRecord | None:
-        return await self.read(lambda tx: policies.find_api_key(tx, digest))
-
-    async def list_api_keys(self, tenant: str | None = None) -> list[model.ApiKeyRecord]:
-        return await self.read(lambda tx: policies.list_api_keys(tx, tenant))
-
-    async def revoke_api_key(self, key_id: str) -> bool:
-        return await self.write(OperationCall(policies.revoke_api_key, key_id))
-
-    async def put_signing_secret(
-        self, secret: model.SigningSecretRecord, *, expire_previous_ms: int
-    ) -> model.SigningSecretRecord | None:
-        call = OperationCall(policies.put_signing_secret, secret, expire_previous_ms)
-        return await self.write(call)
-
-    async def list_signing_secrets(self, tenant: str) -> list[model.SigningSecretRecord]:
-        return await self.read(lambda tx: policies.list_signing_secrets(tx, tenant))
-
-    async def delete_signing_secret(self, tenant: str, secret_id: str) -> bool:
-        return await self.write(OperationCall(policies.delete_signing_secret, tenant, secret_id))
-
-    async def record_worker(self, worker: model.WorkerRecord) -> None:
-        await self.write(OperationCall(heartbeats.record_worker, worker), urgent=False)
-
-    async def list_workers(self) -> list[model.WorkerRecord]:
-        return await self.read(heartbeats.list_workers)
-
-    async def remove_worker(self, name: str) -> None:
-        await self.write(OperationCall(heartbeats.remove_worker, name), urgent=False)
 
     def listen(self, callback: Callable[[], None]) -> None:
         if self._wakeups is not None:  # no other process can use a database in memory
@@ -374,35 +264,6 @@ class SqliteTaskStore:
 
     async def try_lead(self) -> bool:
         return self._leader_lock is None or self._leader_lock.try_acquire()
-
-    async def counters(self, tenant: str | None = None) -> store.Counters:
-        return await self.read(lambda tx: queries.counters(tx, tenant))
-
-    async def attempts_per_minute(
-        self, tenant: str | None, *, since: int
-    ) -> list[store.AttemptsOfMinute]:
-        return await self.read(lambda tx: queries.attempts_per_minute(tx, tenant, since))
-
-    async def record_series(self, points: Sequence[store.SeriesPoint]) -> None:
-        await self.write(OperationCall(series.record_series, points), urgent=False)
-
-    async def list_series(self, step_ms: int, *, since: int) -> list[store.SeriesPoint]:
-        return await self.read(lambda tx: series.list_series(tx, step_ms, since))
-
-    async def get_replay(self, tenant: str, replay_id: str) -> model.ReplayRecord | None:
-        return await self.read(lambda tx: finished_tasks.get_replay(tx, tenant, replay_id))
-
-    async def list_replays(
-        self, *, running: bool, tenant: str | None = None
-    ) -> list[model.ReplayRecord]:
-        find = partial(finished_tasks.list_replays, running=running, tenant=tenant)
-        return await self.read(find)
-
-    async def cancel_replay(self, tenant: str, replay_id: str) -> model.ReplayRecord | None:
-        return await self.write(OperationCall(finished_tasks.cancel_replay, tenant, replay_id))
-
-    async def list_orphaned_bodies(self, limit: int) -> list[str]:
-        return await self.read(lambda tx: finished_tasks.list_orphaned_bodies(tx, limit))
 
     async def count_tasks(self, tenant: str, task_filter: store.StoredTaskFilter) -> int:
         """Count tasks in steps, so that other queries can run in between."""
@@ -422,9 +283,6 @@ class SqliteTaskStore:
             if cursor is None:
                 return count
 
-    async def start_replay(self, replay: model.ReplayRecord) -> model.ReplayRecord:
-        return await self.write(OperationCall(finished_tasks.start_replay, replay))
-
     async def replay_step(
         self,
         replay_id: str,
@@ -441,38 +299,76 @@ class SqliteTaskStore:
             return await self.write(operation, urgent=False)
         return await self._write_and_notify(operation, len(task_ids), urgent=False)
 
-    async def delete_dead_letters(self, tenant: str, task_ids: Sequence[str]) -> int:
-        operation = OperationCall(finished_tasks.delete_dead_letters, tenant, task_ids)
-        return await self.write(operation, len(task_ids), urgent=False)
-
-    async def sweep(self, retention: store.Retention, limit: int) -> store.SweepResult:
-        operation = OperationCall(finished_tasks.sweep, retention, limit)
-        return await self.write(operation, limit, urgent=False)
-
-    async def forget_orphaned_bodies(self, refs: Sequence[str]) -> None:
-        operation = OperationCall(finished_tasks.forget_orphaned_bodies, refs)
-        await self.write(operation, len(refs), urgent=False)
-
-    async def export_records(
-        self, kind: store.RecordKind, *, cursor: str | None = None, limit: int = 1000
-    ) -> store.RecordPage[Any]:
-        return await self.read(lambda tx: transfer.export_records(tx, kind, cursor, limit))
-
     async def import_records(self, kind: store.RecordKind, records: Sequence[Any]) -> None:
         operation = OperationCall(transfer.IMPORTS[kind], records)
         await self.write(operation, len(records), urgent=False)
-
-    async def get_transfer(self) -> store.TransferMark | None:
-        return await self.read(transfer.get_transfer)
-
-    async def set_transfer(self, mark: store.TransferMark | None) -> None:
-        await self.write(OperationCall(transfer.set_transfer, mark))
 
     async def is_in_use(self) -> bool:
         worker_lock = self.database.worker_lock
         if worker_lock is None or worker_lock.token is None:  # files cannot be locked
             return bool(await self.list_workers())
         return worker_lock.has_other_holders()
+
+    # The other methods run a function of another module in a transaction.
+    get_task = reads(queries.get_task)
+    list_tasks = reads(queries.list_tasks)
+    last_attempts = reads(queries.last_attempts)
+    list_attempts = reads(queries.list_attempts)
+    list_attempts_of_tasks = reads(queries.list_attempts_of_tasks)
+    cancel = writes(transitions.cancel)
+    retry_now = writes(transitions.retry_now, notifies=True)
+
+    park = writes(transitions.park)
+    unpark = writes(transitions.unpark, notifies=True)
+    resume = writes(transitions.resume, notifies=True)
+    pause = writes(transitions.pause)
+    record_lane_limits = writes(transitions.record_lane_limits, weight="limits", urgent=False)
+    set_limits = writes(transitions.set_limits)
+    add_to_budgets = writes(transitions.add_to_budgets, weight="changes", urgent=False)
+    list_lanes = reads(queries.list_lanes)
+    get_lane = reads(queries.get_lane)
+    record_breaker_change = writes(lane_activity.record_breaker_change, urgent=False)
+    record_latencies = writes(lane_activity.record_latencies, urgent=False)
+    read_lane_activity = reads(lane_activity.read_lane_activity)
+
+    put_policy = writes(policies.put_policy)
+    get_policy = reads(policies.get_policy)
+    list_policies = reads(policies.list_policies)
+    delete_policy = writes(policies.delete_policy)
+
+    put_api_key = writes(policies.put_api_key)
+    find_api_key = reads(policies.find_api_key)
+    list_api_keys = reads(policies.list_api_keys)
+    revoke_api_key = writes(policies.revoke_api_key)
+    put_signing_secret = writes(policies.put_signing_secret)
+    list_signing_secrets = reads(policies.list_signing_secrets)
+    delete_signing_secret = writes(policies.delete_signing_secret)
+
+    record_worker = writes(heartbeats.record_worker, urgent=False)
+    list_workers = reads(heartbeats.list_workers)
+    remove_worker = writes(heartbeats.remove_worker, urgent=False)
+
+    counters = reads(queries.counters)
+    attempts_per_minute = reads(queries.attempts_per_minute)
+    record_series = writes(series.record_series, urgent=False)
+    list_series = reads(series.list_series)
+
+    start_replay = writes(finished_tasks.start_replay)
+    get_replay = reads(finished_tasks.get_replay)
+    list_replays = reads(finished_tasks.list_replays)
+    cancel_replay = writes(finished_tasks.cancel_replay)
+    delete_dead_letters = writes(
+        finished_tasks.delete_dead_letters, weight="task_ids", urgent=False
+    )
+    sweep = writes(finished_tasks.sweep, weight="limit", urgent=False)
+    list_orphaned_bodies = reads(finished_tasks.list_orphaned_bodies)
+    forget_orphaned_bodies = writes(
+        finished_tasks.forget_orphaned_bodies, weight="refs", urgent=False
+    )
+
+    export_records = reads(transfer.export_records)
+    get_transfer = reads(transfer.get_transfer)
+    set_transfer = writes(transfer.set_transfer)
 
 
 def _is_claimable(result: store.AddResult) -> bool:

@@ -113,7 +113,7 @@ _COUNT_TASK_OF_VERSION = (
 
 
 def export_records(
-    tx: ReadTransaction, kind: RecordKind, cursor: str | None, limit: int
+    tx: ReadTransaction, kind: RecordKind, *, cursor: str | None = None, limit: int = 1000
 ) -> RecordPage[Any]:
     """Return a page of records; the cursor is the key of the last row, in JSON."""
     key_size = 2 if kind in {RecordKind.SIGNING_SECRET, RecordKind.REPLAYED_TASK} else 1

@@ -174,7 +174,7 @@ def cancel(tx: WriteTransaction, tenant: str, task_id: str) -> CancelStatus | No
 
 @write_operation
 def retry_now(
-    tx: WriteTransaction, tenant: str, task_id: str, quota: int | None
+    tx: WriteTransaction, tenant: str, task_id: str, quota: int | None = None
 ) -> RetryNowStatus | None:
     """Make a task due now, unless it is IN_FLIGHT or SUCCEEDED; see `Store.retry_now`."""
     row = tx.execute(_READ_STATE, (pack_id(task_id),)).fetchone()
@@ -246,7 +246,7 @@ def park(tx: WriteTransaction, lane: str, until: int, probes: int, consecutive_o
 
 
 @write_operation
-def pause(tx: WriteTransaction, lane: str, lane_quota: int | None) -> LaneWriteStatus:
+def pause(tx: WriteTransaction, lane: str, lane_quota: int | None = None) -> LaneWriteStatus:
     """Keep claims from leasing tasks of a lane until `resume`."""
     if _exceeds_quota(tx, lane, lane_quota):
         return LaneWriteStatus.TOO_MANY_LANES
@@ -297,7 +297,7 @@ def set_limits(
     lane: str,
     limits: DownstreamLimits | None,
     max_limited: int,
-    lane_quota: int | None,
+    lane_quota: int | None = None,
 ) -> LaneWriteStatus:
     """Set the limits of a lane, or remove them (None); see `Store.set_limits`."""
     text = None
