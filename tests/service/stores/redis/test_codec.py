@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from importlib.resources import files
+
 import msgspec
 import pytest
 
@@ -9,6 +12,7 @@ from tarry.errors import ConfigurationError
 from tarry.service.store import NewTask
 from tarry.service.stores.records import encode
 from tarry.service.stores.redis.codec import (
+    TaskState,
     decode_task,
     encode_fixed,
     pack_id,
@@ -48,6 +52,15 @@ def test_a_task_is_decoded_from_its_parts() -> None:
 
     assert 9 == number
     assert stored.as_stored(START_MS, START_MS + 5) == decoded
+
+
+def test_the_scripts_name_the_fields_of_a_state_likewise() -> None:
+    """The table in `tasks.lua` has the fields of `TaskState`: stored name, then name."""
+    text = (files("tarry.service.stores.redis") / "lua" / "tasks.lua").read_text()
+    rows = re.findall(r"^--   .*", text, re.MULTILINE)
+    table = re.findall(r"\b([a-z]) ([a-z_]{4,})", " ".join(rows))
+    fields = msgspec.structs.fields(TaskState)
+    assert sorted((field.encode_name, field.name) for field in fields) == sorted(table)
 
 
 def test_a_key_that_is_the_id_is_not_stored_twice() -> None:

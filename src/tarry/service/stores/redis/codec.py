@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
+from msgspec import field
 from msgspec.structs import replace as copy_with
 
 from tarry.errors import ConfigurationError
@@ -47,33 +48,38 @@ _LENGTH_BYTES = 4
 _MAX_FIXSTR_LENGTH = 32
 
 
-class TaskState(msgspec.Struct, gc=False):
-    """The state of a task. The names are short to save memory: they are stored with each task."""
+class TaskState(msgspec.Struct, gc=False, omit_defaults=True):
+    """The state of a task. The stored names are short to save memory: each task has them.
 
-    n: int
-    """The number of the task in the order of adding."""
-    l: int  # noqa: E741 - id of the lane
-    p: int  # id of the policy (`use:ID`)
-    c: int  # created_at
-    d: int  # next_attempt_at
-    i: int  # version
-    s: Status
-    v: int | None = None  # policy_version
-    f: int = 0  # first_due_at - created_at
-    w: int = 0
+    `tasks.lua` has the same names. Fields without a comment are those of `Task`.
+    """
+
+    number: int = field(name="n")
+    """In the order of adding."""
+    lane_id: int = field(name="l")
+    policy_use_id: int = field(name="p")
+    """`use:ID` has the record of the policy."""
+    created_at: int = field(name="c")
+    next_attempt_at: int = field(name="d")
+    version: int = field(name="i")
+    status: Status = field(name="s")
+    policy_version: int | None = field(name="v", default=None)
+    first_due_after_ms: int = field(name="f", default=0)
+    """`first_due_at` minus `created_at`."""
+    wake_at: int = field(name="w", default=0)
     """The end of the lease of an IN_FLIGHT task, or of the deferral of a PENDING task."""
-    r: str | None = None  # reason
-    a: int = 0  # attempts
-    b: int = 0  # attempts_before_replay
-    x: int = 0  # lost_attempts
-    y: float | None = None  # previous_delay
-    o: int = 0  # backoff_offset
-    k: str | None = None  # last_outcome_kind
-    h: str | None = None  # worker
-    z: int = 0  # cancelling
-    m: int = 0  # replays
-    e: int | None = None  # finished_at
-    u: int = 0
+    reason: str | None = field(name="r", default=None)
+    attempts: int = field(name="a", default=0)
+    attempts_before_replay: int = field(name="b", default=0)
+    lost_attempts: int = field(name="x", default=0)
+    previous_delay: float | None = field(name="y", default=None)
+    backoff_offset: int = field(name="o", default=0)
+    last_outcome_kind: str | None = field(name="k", default=None)
+    worker: str | None = field(name="h", default=None)
+    cancelling: int = field(name="z", default=0)
+    replays: int = field(name="m", default=0)
+    finished_at: int | None = field(name="e", default=None)
+    key_is_id: int = field(name="u", default=0)
     """1 if the idempotency key is the id of the task: then the key has no entry of its own."""
 
 
@@ -185,6 +191,9 @@ def decode_task(values: Sequence[bytes]) -> tuple[int, Task]:
     key, owned_body_ref = _decode_head(packed_fixed[_LENGTH_BYTES:tail_start])
     fingerprint, packed_content = _decode_tail(packed_fixed[tail_start:])
     task_id, lane_name = unpack_id(packed_id), lane.decode()
+    wake_at = state.wake_at
+    if state.status is Status.PENDING:
+        wake_at = wake_at or state.next_attempt_at
     fields: list[Any] = [
         task_id,
         lane_name.partition("/")[0],
@@ -194,27 +203,27 @@ def decode_task(values: Sequence[bytes]) -> tuple[int, Task]:
         packed_content,
         owned_body_ref,
         policy.decode(),
-        state.v,
-        state.c,
-        state.d,
-        state.c + state.f,
-        state.s,
-        state.r,
-        state.a,
-        state.b,
-        state.x,
-        state.y,
-        state.o,
-        state.k,
-        state.i,
-        state.h,
-        (state.w or state.d) if state.s is Status.PENDING else state.w,
-        bool(state.z),
-        state.m,
-        state.e,
+        state.policy_version,
+        state.created_at,
+        state.next_attempt_at,
+        state.created_at + state.first_due_after_ms,
+        state.status,
+        state.reason,
+        state.attempts,
+        state.attempts_before_replay,
+        state.lost_attempts,
+        state.previous_delay,
+        state.backoff_offset,
+        state.last_outcome_kind,
+        state.version,
+        state.worker,
+        wake_at,
+        bool(state.cancelling),
+        state.replays,
+        state.finished_at,
     ]
     # `convert` takes half as long as a call of `Task` with 26 keyword arguments.
-    return state.n, msgspec.convert(fields, Task)
+    return state.number, msgspec.convert(fields, Task)
 
 
 def to_policies(tenant: str, fields: Sequence[Any]) -> list[PolicyVersion]:

@@ -32,6 +32,7 @@ from tarry.service.stores.records import (
     encode_limits,
 )
 from tarry.service.stores.redis.codec import (
+    TaskState,
     decode_lane,
     encode_fixed,
     pack_id,
@@ -295,26 +296,29 @@ def _import_lane(state: LaneExport) -> tuple[str | None, Any, bytes]:
 
 
 def _import_task(task: Task) -> tuple[str | None, Any, bytes]:
-    state = {
-        "v": task.policy_version,
-        "c": task.created_at,
-        "d": task.next_attempt_at,
-        "i": task.version,
-        "s": int(task.status),
-        "f": task.first_due_at - task.created_at,
-        "w": None if task.wake_at in {0, task.next_attempt_at} else task.wake_at,
-        "r": task.reason,
-        "a": task.attempts,
-        "b": task.attempts_before_replay,
-        "x": task.lost_attempts,
-        "y": task.previous_delay,
-        "o": task.backoff_offset,
-        "k": task.last_outcome_kind,
-        "h": task.worker,
-        "z": 1 if task.cancelling else None,
-        "m": task.replays,
-        "e": task.finished_at,
-    }
+    state = TaskState(
+        number=0,  # `import.lua` sets the first three fields
+        lane_id=0,
+        policy_use_id=0,
+        created_at=task.created_at,
+        next_attempt_at=task.next_attempt_at,
+        version=task.version,
+        status=task.status,
+        policy_version=task.policy_version,
+        first_due_after_ms=task.first_due_at - task.created_at,
+        wake_at=0 if task.wake_at == task.next_attempt_at else task.wake_at,
+        reason=task.reason,
+        attempts=task.attempts,
+        attempts_before_replay=task.attempts_before_replay,
+        lost_attempts=task.lost_attempts,
+        previous_delay=task.previous_delay,
+        backoff_offset=task.backoff_offset,
+        last_outcome_kind=task.last_outcome_kind,
+        worker=task.worker,
+        cancelling=int(task.cancelling),
+        replays=task.replays,
+        finished_at=task.finished_at,
+    )
     packed = (pack_id(task.id), task.lane, task.policy_id, task.key, pack_id(task.key), state)
     return task.tenant, packed, encode_fixed(task)
 

@@ -4,16 +4,19 @@
 -- fields of a state have one letter to save memory, because every task has them. Fields that are 0
 -- or empty are omitted. `TaskState` in codec.py has the same table.
 --
---   n number                   c created_at        a attempts           y previous_delay
---   l lane_id                  f first_due_after   b attempts_before    o backoff_offset
---   p policy_use_id            d next_attempt_at   x lost_attempts      k last_outcome_kind
---   v policy_version           w wake_at           m replays            h worker
---   s status                   e finished_at       r reason             z cancelling
---   i version                  u key_is_id
+--   n number           c created_at               a attempts
+--   l lane_id          f first_due_after_ms       b attempts_before_replay
+--   p policy_use_id    d next_attempt_at          x lost_attempts
+--   v policy_version   w wake_at                  m replays
+--   s status           e finished_at              y previous_delay
+--   i version          h worker                   o backoff_offset
+--   r reason           z cancelling               k last_outcome_kind
+--   u key_is_id
 --
 -- The number counts tasks in the order of adding. wake_at is the end of the lease of an IN_FLIGHT
--- task, or of the deferral of a PENDING one. first_due_after is the time from created_at until the
--- first due time. key_is_id is 1 if the idempotency key is the id: such a key has no `key:` entry.
+-- task, or of the deferral of a PENDING one. first_due_after_ms is the time from created_at until
+-- the first due time. key_is_id is 1 if the idempotency key is the id: then the key has no entry of
+-- its own.
 
 -- Returns the member of a task in the queues of its lane: number (6 bytes) and id (16 bytes).
 -- Members with the same wake time are therefore sorted in the order of adding.
