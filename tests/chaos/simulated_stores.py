@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 from tarry.service.store import Store
 from tarry.service.stores.postgres import PostgresTaskStore, database
-from tarry.service.stores.redis import RedisTaskStore, connection
+from tarry.service.stores.redis import RedisTaskStore, connection, server_client
 from tests.integration.postgres_store import empty_tables
 from tests.integration.servers import postgres_server, redis_server
 from tests.service.stores.reference_store import ReferenceStore
@@ -179,7 +179,7 @@ def redis_stores(url: str) -> Iterator[SimulatedStores]:
     path, prefix = url.removeprefix("unix://"), f"simulation-{next(_numbers)}"
     store_url = f"redis+unix://{path}?prefix={prefix}&partitions=2"
     with (
-        patch.object(connection, "_REPLY_TIMEOUT_S", _CALL_TIMEOUT_S),
+        patch.object(server_client, "_REPLY_TIMEOUT_S", _CALL_TIMEOUT_S),
         patch.object(connection, "_CALL_TIMEOUT_S", _CALL_TIMEOUT_S),
         closing(ServerStores(lambda clock: RedisTaskStore(store_url, clock=clock))) as stores,
     ):

@@ -26,7 +26,7 @@ from tarry.service.store import (
     StoredTaskFilter,
     StoreLost,
 )
-from tarry.service.stores.redis import RedisTaskStore, connection, opening
+from tarry.service.stores.redis import RedisTaskStore, connection, opening, server_client
 from tarry.service.stores.redis.opening import SCHEMA_VERSION
 from tarry.service.stores.redis.partitions import find_partition
 from tests.chaos.tcp_proxy import Disturbance, tcp_proxy
@@ -141,7 +141,7 @@ def test_a_server_that_hangs_is_unavailable(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call ends with StoreUnavailable after the timeout, and the next one reconnects."""
-    monkeypatch.setattr(connection, "_REPLY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(server_client, "_REPLY_TIMEOUT_S", 0.2)
 
     async def main(store: RedisTaskStore) -> None:
         with server.suspended(), pytest.raises(StoreUnavailable, match="no reply in time"):
@@ -584,7 +584,7 @@ def test_a_node_that_hangs_does_not_delay_the_tasks_of_others(
             await asyncio.sleep(0.02)
 
     monkeypatch.setattr(connection, "_STRAGGLER_TIMEOUT_S", 1000)
-    monkeypatch.setattr(connection, "_REPLY_TIMEOUT_S", 1000)
+    monkeypatch.setattr(server_client, "_REPLY_TIMEOUT_S", 1000)
     monkeypatch.setattr(connection, "_CALL_TIMEOUT_S", 1000)
     with redis_cluster_nodes(3) as cluster:
         run_on(cluster_url(cluster).replace("partitions=1", "partitions=16"), main)

@@ -12,9 +12,12 @@ the same hash tag, so that one Lua script can change them at once, also in a Clu
     retention     removal of old records
     cold_records  policies, keys, secrets, replays, processes and series
     transfer      export and import of all records
-    scripts, lua  the scripts, one for each operation; `lua/records.lua` explains the keys
+    scripts, lua  the scripts, one for each operation; `lua/schema.lua` lists the keys
     codec         the stored form of tasks and lanes
-    connection    connections, timeouts and errors; `cluster` knows which node has which partition
+    address       the URL of a store
+    connection    runs scripts on servers; `server_client` has the connections to one of them
+    cluster       which node of a Cluster has which partition
+    failures      which error is raised for an error of the driver or of a script
     listener      notifications of other processes
 """
 
