@@ -69,13 +69,13 @@ if TYPE_CHECKING:
     )
     from tarry.runtime.attempt_number import current_attempt
     from tarry.runtime.call_records import record_calls
-    from tarry.runtime.config import AsyncOn, On, OnRetry
     from tarry.runtime.deadlines import deadline, remaining
     from tarry.runtime.downstream import Downstream
     from tarry.runtime.effects import CancelToken
     from tarry.runtime.error_record import record_of
     from tarry.runtime.events import Listener, listen
     from tarry.runtime.hedge import hedge, hedge_sync
+    from tarry.runtime.options import AsyncOn, On, OnRetry
     from tarry.runtime.policy_files import load_policy
     from tarry.runtime.process_settings import configure, set_active
     from tarry.runtime.retry import (
@@ -115,7 +115,6 @@ _NAMES_BY_MODULE = {
         "Overloaded Rejected ResultNotAccepted StoreUnavailable TarryError"
     ),
     "tarry.runtime.attempt_number": "current_attempt",
-    "tarry.runtime.config": "AsyncOn On OnRetry",
     "tarry.runtime.events": "Listener listen",
     "tarry.runtime.call_records": "record_calls",
     "tarry.runtime.deadlines": "deadline remaining",
@@ -123,6 +122,7 @@ _NAMES_BY_MODULE = {
     "tarry.runtime.effects": "CancelToken",
     "tarry.runtime.hedge": "hedge hedge_sync",
     "tarry.runtime.error_record": "record_of",
+    "tarry.runtime.options": "AsyncOn On OnRetry",
     "tarry.runtime.policy_files": "load_policy",
     "tarry.runtime.process_settings": "configure set_active",
     "tarry.runtime.retry": ("AttemptContext Attempts Decorator acall attempts call retry retrying"),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tarry.core.checks import (
     check_at_least,
     check_count,
+    check_instance,
     check_number,
     check_one_of,
     check_positive,
@@ -213,3 +214,12 @@ def test_reject_unknown_arguments(name: str, advice: str) -> None:
 def test_no_unknown_arguments() -> None:
     """Without unknown arguments nothing is raised."""
     reject_unknown_arguments("f()", {}, ("delay",), {})
+
+
+def test_check_instance() -> None:
+    """None and an instance are accepted; the error for another value describes the type."""
+    check_instance("name", None, str, "a string")
+    check_instance("name", "a", str, "a string")
+
+    with pytest.raises(ConfigurationTypeError, match=r"^name must be a string, got 1$"):
+        check_instance("name", 1, str, "a string")

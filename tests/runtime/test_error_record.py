@@ -101,7 +101,7 @@ def is_group(error: Exception) -> bool:
 
 
 @pytest.mark.parametrize("on", [ExceptionGroup, Exception, is_group, (LookupError, ExceptionGroup)])
-def test_group_with_a_retried_member(clock: VirtualClock, on: tarry.runtime.config.On) -> None:
+def test_group_with_a_retried_member(clock: VirtualClock, on: tarry.On) -> None:
     """An exception group is not retried if an inner loop retried one of its members."""
     loader = FailingLoader()
 

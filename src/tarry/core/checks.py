@@ -81,6 +81,12 @@ def check_flag(field: str, value: object) -> bool:
     return value
 
 
+def check_instance(field: str, value: object, expected: type, description: str) -> None:
+    """Raise unless `value` is None or an instance of `expected`."""
+    if value is not None and not isinstance(value, expected):
+        raise ConfigurationTypeError(field, f"must be {description}", value)
+
+
 def check_one_of(field: str, value: object, choices: Iterable[str]) -> None:
     """Raise ConfigurationError unless the value is one of `choices`."""
     names = sorted(choices)

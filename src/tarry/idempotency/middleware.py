@@ -29,9 +29,9 @@ from tarry.idempotency.lease import KeyLease, LeaseContext, LeaseRenewer, run_wi
 from tarry.idempotency.request import KEY_HEADER
 from tarry.idempotency.responses import ProblemSender, Rejection, ResponseRecorder
 from tarry.idempotency.store import MemoryStore
-from tarry.runtime.config import check_not_async
 from tarry.runtime.derived_keys import GuardedRequest, current_request
 from tarry.runtime.effects import effects
+from tarry.runtime.functions import check_not_async
 from tarry.wire.http import HOP_BY_HOP_HEADERS, Scope
 
 if TYPE_CHECKING:

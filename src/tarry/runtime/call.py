@@ -27,7 +27,7 @@ from tarry.core.verdict import (
     forbids_outer_retry,
 )
 from tarry.runtime import deadlines, event_loops
-from tarry.runtime.config import TIMEOUT, reject_awaitable
+from tarry.runtime.classifier import TIMEOUT
 from tarry.runtime.effects import effects
 from tarry.runtime.error_record import (
     RECORD_ATTRIBUTE,
@@ -42,6 +42,7 @@ from tarry.runtime.events import (
     call_on_retry_async,
     stamp,
 )
+from tarry.runtime.functions import reject_awaitable
 from tarry.runtime.process_settings import process_settings
 
 if TYPE_CHECKING:

@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
 from tarry import errors
-from tarry.core.checks import reject_unknown_arguments
+from tarry.core.checks import check_instance, reject_unknown_arguments
 from tarry.core.events import Event, HedgeFired, HedgeWon, Succeeded
 from tarry.core.hedging import HedgedCall, Hedging
 from tarry.core.outcome import SUCCESS, Kind
 from tarry.core.verdict import CallRecord, Reason, Stop
-from tarry.runtime import config, deadlines
+from tarry.runtime import config, deadlines, functions
 from tarry.runtime.call import (
     fallback_result,
     fallback_result_async,
     gave_up_event,
     rejection_error,
 )
+from tarry.runtime.classifier import Classifier
 from tarry.runtime.downstream import Downstream
 from tarry.runtime.effects import effects
 from tarry.runtime.error_record import attach_record_and_note
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from tarry.core.checks import Seconds
     from tarry.core.outcome import Outcome
     from tarry.core.verdict import Attempt
-    from tarry.runtime.config import On
+    from tarry.runtime.options import On
     from tarry.runtime.parallel import FinishedCopy
 
 T = TypeVar("T")
@@ -77,12 +78,12 @@ async def hedge(
     """
     _reject_unknown("hedge", unknown)
     hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=max_attempts)
-    config.check_not_async_generator("fallback", fallback)
+    functions.check_not_async_generator("fallback", fallback)
     call = _new_call("hedge", fn, kwargs, hedging, on, downstream, name, policy)
     # A plain function may still return an awaitable, as a lambda does.
-    is_coroutine_function = config.flags_of(fn) & config.COROUTINE
+    is_coroutine_function = functions.flags_of(fn) & functions.COROUTINE
     checked_fn: Callable[..., Awaitable[T]]
-    checked_fn = fn if is_coroutine_function else config.check_awaitable(fn, "hedge_sync")
+    checked_fn = fn if is_coroutine_function else functions.check_awaitable(fn, "hedge_sync")
     keyword_arguments = kwargs or {}
 
     async def run_copy(number: int) -> T:
@@ -120,7 +121,7 @@ def hedge_sync(
     """
     _reject_unknown("hedge_sync", unknown)
     hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=max_attempts)
-    config.check_not_async("fallback", fallback)
+    functions.check_not_async("fallback", fallback)
     call = _new_call("hedge_sync", fn, kwargs, hedging, on, downstream, name, policy)
     untyped_fn: Callable[..., T] = fn
     keyword_arguments = kwargs or {}
@@ -169,17 +170,16 @@ def _new_call(
     """Check the arguments of the public function `api_name`, and return a new call."""
     if policy is not None:
         raise errors.ConfigurationError(config.RETRY_AND_HEDGE_MESSAGE)
-    config.check_callable(api_name, fn)
-    config.check_instance("kwargs", kwargs, Mapping, "a dict")
-    if api_name == "hedge_sync" and config.flags_of(fn) & config.COROUTINE:
-        msg = f"{config.name_of(fn)} is a coroutine function: use `await tarry.hedge(...)`"
+    functions.check_callable(api_name, fn)
+    check_instance("kwargs", kwargs, Mapping, "a dict")
+    if api_name == "hedge_sync" and functions.flags_of(fn) & functions.COROUTINE:
+        msg = f"{functions.name_of(fn)} is a coroutine function: use `await tarry.hedge(...)`"
         raise errors.ConfigurationTypeError(msg)
-    config.check_not_async("on", on)
-    config.check_instance("downstream", downstream, Downstream, 'a tarry.Downstream("name")')
-    classify_error = config.Classifier(on).classify_error
-    call = RunningHedgedCall(
-        name or config.operation_of(fn), hedging, classify_error, downstream or _downstream_of(fn)
-    )
+    functions.check_not_async("on", on)
+    check_instance("downstream", downstream, Downstream, 'a tarry.Downstream("name")')
+    classify_error = Classifier(on).classify_error
+    name = name or functions.operation_of(fn)
+    call = RunningHedgedCall(name, hedging, classify_error, downstream or _downstream_of(fn))
     if downstream is None:
         call.downstream_name = None  # the user has not created the default downstream
     return call
@@ -272,10 +272,10 @@ def _downstream_of(fn: Callable[..., Any]) -> Downstream:
     with _downstreams_lock.value:
         try:
             return _downstreams.get(function) or _downstreams.setdefault(
-                function, Downstream(config.name_of(fn))
+                function, Downstream(functions.name_of(fn))
             )
         except TypeError:  # `fn` cannot be weakly referenced: no durations are kept between calls
-            return Downstream(config.name_of(fn))
+            return Downstream(functions.name_of(fn))
 
 
 class RunningHedgedCall:

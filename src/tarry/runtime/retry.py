@@ -11,6 +11,7 @@ from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 
+from tarry.core.checks import check_instance
 from tarry.core.outcome import outcome_of_exception
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.runtime import deadlines, drivers, event_loops
@@ -19,58 +20,40 @@ from tarry.runtime.call import (
     RunningCall,
 )
 from tarry.runtime.config import (
-    ASYNC_GENERATOR,
     CANCEL_IN_COROUTINE_MESSAGE,
-    COROUTINE,
-    GENERATOR,
     NO_FALLBACK,
     POLICY_ATTEMPTS,
     RETRY_AND_HEDGE_MESSAGE,
     RetryConfig,
+)
+from tarry.runtime.effects import effects
+from tarry.runtime.functions import (
+    ASYNC_GENERATOR,
+    COROUTINE,
+    GENERATOR,
     add_module,
     check_awaitable,
     check_callable,
-    check_instance,
     flags_of,
     name_of,
     operation_of,
-    reject_unknown_options,
 )
-from tarry.runtime.effects import effects
+from tarry.runtime.options import options_from, reject_unknown_options
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from contextlib import AbstractContextManager
     from types import TracebackType
-    from typing import Never, Self, TypedDict, Unpack
+    from typing import Never, Self, Unpack
 
     from tarry.core.checks import Seconds
     from tarry.core.outcome import Outcome
     from tarry.core.policy import Policy, Random
     from tarry.core.verdict import Attempt, CallState
-    from tarry.runtime.config import AsyncOn, On, OnRetry
     from tarry.runtime.downstream import Downstream
     from tarry.runtime.effects import CancelToken
+    from tarry.runtime.options import AsyncOn, On, OnRetry, RetryOptions
     from tarry.runtime.process_settings import Blocking
-
-    class RetryOptions(TypedDict, total=False):
-        """The arguments of `retry`."""
-
-        on: AsyncOn | None
-        until: Callable[[Any], bool | Outcome | Awaitable[bool | Outcome]] | None
-        attempts: int | None
-        timeout: Seconds | None
-        deadline: Seconds | None
-        policy: Policy | None
-        downstream: Downstream | None
-        name: str | None
-        cancel: CancelToken | None
-        random: Random | None
-        fallback: Any
-        stop: Callable[[CallState], bool] | None
-        on_retry: OnRetry | None
-        blocking: Blocking | None
-
 
 F = TypeVar("F", bound="Callable[..., Any]")
 T = TypeVar("T")
@@ -141,6 +124,7 @@ def retry(
         a coroutine function. An error that it raises is logged and ignored.
     hedging: only raises an error if given, because a call is either retried or hedged.
     """
+    options = options_from(locals())
     if misused:  # the decorator was used without parentheses, or with a positional argument
         _reject_errors_by_position(misused)
         raise ConfigurationTypeError(
@@ -150,22 +134,6 @@ def retry(
     if hedging is not None:
         raise ConfigurationError(RETRY_AND_HEDGE_MESSAGE)
     reject_unknown_options("retry", unknown)
-    options: RetryOptions = {
-        "on": on,
-        "until": until,
-        "attempts": attempts,
-        "timeout": timeout,
-        "deadline": deadline,
-        "policy": policy,
-        "downstream": downstream,
-        "name": name,
-        "cancel": cancel,
-        "random": random,
-        "fallback": fallback,
-        "stop": stop,
-        "on_retry": on_retry,
-        "blocking": blocking,
-    }
     config = RetryConfig(**options)
 
     def decorate(fn: Any, /) -> Any:

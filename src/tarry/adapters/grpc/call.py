@@ -23,9 +23,9 @@ from tarry.core.verdict import Attempt
 from tarry.errors import Cancelled, ConfigurationTypeError
 from tarry.runtime import drivers
 from tarry.runtime.call import RunningBlockCall
-from tarry.runtime.config import check_not_async
 from tarry.runtime.effects import CancelToken, effects
 from tarry.runtime.forks import PerProcess
+from tarry.runtime.functions import check_not_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,9 +20,9 @@ from tarry.core.decide import HINT_SPREAD
 from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationTypeError, HandedOff, ResultNotAccepted
 from tarry.runtime import deadlines
-from tarry.runtime.config import COROUTINE, flags_of
 from tarry.runtime.effects import effects
 from tarry.runtime.error_record import attach_record, record_of
+from tarry.runtime.functions import COROUTINE, flags_of
 from tarry.wire import http
 
 if TYPE_CHECKING:

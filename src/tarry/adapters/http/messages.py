@@ -11,9 +11,9 @@ from tarry.core.outcome import SUCCESS, outcome_of_status
 from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationError, ConfigurationTypeError, ResultNotAccepted
 from tarry.runtime import deadlines, derived_keys
-from tarry.runtime.config import check_not_async
 from tarry.runtime.effects import effects
 from tarry.runtime.error_record import RECORD_ATTRIBUTE, record_of
+from tarry.runtime.functions import check_not_async
 from tarry.wire import http
 
 if TYPE_CHECKING:

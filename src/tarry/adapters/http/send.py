@@ -15,13 +15,13 @@ from tarry.adapters.http.hand_off import HandOffSender
 from tarry.adapters.http.messages import check_idempotency_key
 from tarry.core.breaker import Breaker
 from tarry.core.budget import TokenBudget
-from tarry.core.checks import check_flag
+from tarry.core.checks import check_flag, check_instance
 from tarry.core.hedging import Hedging
 from tarry.core.policy import OTHER_FIELD_NAMES, POLICY_FIELDS, Policy
 from tarry.core.text import did_you_mean
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.runtime import drivers
-from tarry.runtime.config import RetryConfig, check_instance, check_policy
+from tarry.runtime.config import RetryConfig, check_policy
 from tarry.runtime.downstream import Downstream
 from tarry.runtime.forks import PerProcess
 from tarry.wire import http

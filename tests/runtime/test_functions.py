@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tarry
-from tarry.runtime.config import operation_of
+from tarry.runtime.functions import operation_of
 from tarry.testing import VirtualClock, captured_events
 
 
