@@ -21,7 +21,7 @@ SHORT_RUN = ("--set", "duration=5", "--jobs", "1")
 HEAVY_MODULES = (
     "tarry.simulator",
     "tarry.tuning",
-    "tarry.wire",
+    "tarry.wire.tasks",
     "yaml",
     "vl_convert",
     "multiprocessing",

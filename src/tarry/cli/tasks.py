@@ -6,11 +6,12 @@ import json
 import sys
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from tarry.cli import output
+from tarry.cli.filters import OPTION_BY_FIELD, Filters, takes_filters
 from tarry.cli.options import (
     DEFAULT_LIMIT,
     DEFAULT_SERVER,
@@ -19,7 +20,6 @@ from tarry.cli.options import (
     LimitOption,
     ServerOption,
     example_epilog,
-    parse_time,
 )
 from tarry.cli.remote import check_downstream_exists, connect
 from tarry.client.errors import NotFound, ServiceUnreachable
@@ -32,76 +32,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from tarry.client import Client
-    from tarry.client.options import DeadLetterFilter, SearchFilter
-    from tarry.wire.tasks import AttemptLog, Explanation, RetryTask, StatusName
+    from tarry.wire.tasks import AttemptLog, BulkCancelResult, Explanation, RetryTask
 
 T = TypeVar("T")
 
 TaskIdArgument = Annotated[str, typer.Argument(metavar="TASK", help="Id of the task.")]
-PolicyFilter = Annotated[str | None, typer.Option("--policy", help="Only tasks with this policy.")]
-LaneFilter = Annotated[
-    str | None,
-    typer.Option("--lane", help="Only tasks for this downstream; see `tarry downstreams`."),
-]
-ReasonFilter = Annotated[
-    str | None, typer.Option("--reason", help="Only tasks that finished for this reason.")
-]
-
-UrlFilter = Annotated[
-    str | None,
-    typer.Option("--url", help="Only tasks whose target URL starts with this URL.", metavar="URL"),
-]
-KeyFilter = Annotated[
-    str | None, typer.Option("--idempotency-key", help="Only the task with this key.")
-]
-_TIME_HELP = "Only tasks {} this time: 2h (ago), 7d or 2026-11-16T08:00."
-SinceFilter = Annotated[
-    str | None,
-    typer.Option("--since", help=_TIME_HELP.format("created since"), metavar="TIME"),
-]
-UntilFilter = Annotated[
-    str | None,
-    typer.Option("--until", help=_TIME_HELP.format("created until"), metavar="TIME"),
-]
-FinishedSinceFilter = Annotated[
-    str | None,
-    typer.Option("--since", help=_TIME_HELP.format("finished since"), metavar="TIME"),
-]
-FinishedUntilFilter = Annotated[
-    str | None,
-    typer.Option("--until", help=_TIME_HELP.format("finished until"), metavar="TIME"),
-]
-LastStatusFilter = Annotated[
-    str | None,
-    typer.Option(
-        "--last-status",
-        help="Only tasks whose last attempt got this status: 503, 5xx, UNAVAILABLE.",
-    ),
-]
-ErrorFilter = Annotated[
-    str | None,
-    typer.Option(
-        "--error", help="Only tasks whose last attempt failed with this class or part of a message."
-    ),
-]
-
-StatusFilter = Annotated[str | None, typer.Option(help="Only tasks with this status.")]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
-_OPTION_BY_FIELD = {
-    "createdAfter": "--since",
-    "createdBefore": "--until",
-    "error": "--error",
-    "finishedAfter": "--since",
-    "finishedBefore": "--until",
-    "idempotencyKey": "--idempotency-key",
-    "lane": "--lane",
-    "lastStatus": "--last-status",
-    "policyId": "--policy",
-    "reason": "--reason",
-    "urlPrefix": "--url",
-}
-"""The options of the commands by the API's names of the filters."""
+_DEAD_LETTER_FILTERS = (
+    "policy_id",
+    "lane",
+    "reason",
+    "url_prefix",
+    "idempotency_key",
+    "finished_after",
+    "finished_before",
+    "last_status",
+    "error",
+)
 _NO_MATCH = "no dead letters match"
 _EXPORT_FORMATS = ("csv", "jsonl")
 _CSV_COLUMNS = (
@@ -121,41 +69,30 @@ dead_app: typer.Typer = typer.Typer(
 @tasks_app.command(
     "list", epilog=example_epilog("tarry tasks list --status PENDING --lane https:example.com:443")
 )
+@takes_filters(
+    "status",
+    "policy_id",
+    "lane",
+    "reason",
+    "url_prefix",
+    "idempotency_key",
+    "created_after",
+    "created_before",
+    "last_status",
+    "error",
+)
 def list_tasks(
-    status: StatusFilter = None,
-    policy: PolicyFilter = None,
-    lane: LaneFilter = None,
-    reason: ReasonFilter = None,
-    url: UrlFilter = None,
-    key: KeyFilter = None,
-    since: SinceFilter = None,
-    until: UntilFilter = None,
-    last_status: LastStatusFilter = None,
-    error: ErrorFilter = None,
+    *,
+    filters: Filters,
     limit: LimitOption = DEFAULT_LIMIT,
     server: ServerOption = DEFAULT_SERVER,
     api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List tasks, newest first."""
-    filters: DeadLetterFilter = {
-        **_base_filters(policy, lane, reason, url, key, last_status, error),
-        "created_after": parse_time("--since", since),
-        "created_before": parse_time("--until", until),
-    }
-    with connect(server, api_key, option_by_field=_OPTION_BY_FIELD) as client:
-        tasks = client.tasks(status=_parse_status(status), **filters)
-        _print_tasks(_check_if_empty(client, tasks, lane, policy), limit, as_json=as_json)
-
-
-def _parse_status(status: str | None) -> StatusName | None:
-    from tarry.wire.tasks import STATUS_NAMES
-
-    if status is None:
-        return None
-    status = status.upper().replace("-", "_")
-    check_one_of("--status", status, STATUS_NAMES)
-    return cast("StatusName", status)
+    with connect(server, api_key, option_by_field=OPTION_BY_FIELD) as client:
+        tasks = client.tasks(**filters.arguments)
+        _print_tasks(_check_if_empty(client, tasks, filters), limit, as_json=as_json)
 
 
 @tasks_app.command(epilog=example_epilog("tarry tasks show 0199c0de-0000-7000-8000-000000000000"))
@@ -204,18 +141,22 @@ def explain(
 @tasks_app.command(
     epilog=example_epilog("tarry tasks cancel --url https://example.com/orders --dry-run")
 )
+@takes_filters(
+    "policy_id",
+    "lane",
+    "url_prefix",
+    "idempotency_key",
+    "created_after",
+    "created_before",
+    "last_status",
+    "error",
+)
 def cancel(
     task_id: Annotated[
         str | None, typer.Argument(metavar="TASK", help="Id of a single task to cancel.")
     ] = None,
-    policy: PolicyFilter = None,
-    lane: LaneFilter = None,
-    url: UrlFilter = None,
-    key: KeyFilter = None,
-    since: SinceFilter = None,
-    until: UntilFilter = None,
-    last_status: LastStatusFilter = None,
-    error: ErrorFilter = None,
+    *,
+    filters: Filters,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only count the matching tasks.")
     ] = False,
@@ -228,21 +169,16 @@ def cancel(
 
     A running attempt may finish; no other attempt follows.
     """
-    filters: SearchFilter = {
-        "policy": policy,
-        "lane": lane,
-        "url_prefix": url,
-        "key": key,
-        "created_after": parse_time("--since", since),
-        "created_before": parse_time("--until", until),
-        "last_status": last_status,
-        "error": error,
-    }
-    has_filters = any(value is not None for value in filters.values())
+    has_filters = bool(filters.arguments)
     if (task_id is None) is not (has_filters or dry_run):
         raise ConfigurationError("name either a TASK, or filters for the tasks to cancel")
     if task_id is None:
-        _cancel_many(server, api_key, filters, dry_run=dry_run, yes=yes, as_json=as_json)
+        if not (yes or dry_run) and not sys.stdin.isatty():
+            rule = "is required when standard input is not a terminal"
+            raise ConfigurationError("--yes", rule)
+        with connect(server, api_key, option_by_field=OPTION_BY_FIELD) as client:
+            result, text = _cancel_many(client, filters, dry_run=dry_run, is_confirmed=yes)
+        output.print_result(result, text, as_json=as_json)
         return
     with connect(server, api_key) as client:
         task = client.cancel(task_id)
@@ -252,36 +188,27 @@ def cancel(
 
 
 def _cancel_many(
-    server: str,
-    api_key: str | None,
-    filters: SearchFilter,
-    *,
-    dry_run: bool,
-    yes: bool,
-    as_json: bool,
-) -> None:
-    if not (yes or dry_run) and not sys.stdin.isatty():
-        rule = "is required when standard input is not a terminal"
-        raise ConfigurationError("--yes", rule)
-    with connect(server, api_key, option_by_field=_OPTION_BY_FIELD) as client:
-        result = client.cancel_many(**filters, dry_run=True)
-        if not result.matched:
-            _check_names(client, filters.get("lane"), filters.get("policy"))
-        tasks = format_count(result.matched, "task")
-        text = f"{tasks} would be cancelled" if result.matched else "no unfinished tasks match"
-        if result.matched and not dry_run:
-            if not yes:
-                _confirm(f"Cancel {tasks}?", "nothing was cancelled")
-            try:
-                result = client.cancel_many(**filters)
-            except ServiceUnreachable:
-                note = "no response: tasks may have been cancelled; run the command again"
-                typer.echo(note, err=True)
-                raise
-            text = f"{format_count(result.cancelled, 'task')} cancelled"
-            if result.running:
-                text += f"; {format_count(result.running, 'running attempt')} may finish"
-    output.print_result(result, text, as_json=as_json)
+    client: Client, filters: Filters, *, dry_run: bool, is_confirmed: bool
+) -> tuple[BulkCancelResult, str]:
+    """Cancel tasks after a confirmation, or count them; return the result, also as a text."""
+    result = client.cancel_many(**filters.arguments, dry_run=True)
+    if not result.matched:
+        _check_names(client, filters)
+        return result, "no unfinished tasks match"
+    tasks = format_count(result.matched, "task")
+    if dry_run:
+        return result, f"{tasks} would be cancelled"
+    if not is_confirmed:
+        _confirm(f"Cancel {tasks}?", "nothing was cancelled")
+    try:
+        result = client.cancel_many(**filters.arguments)
+    except ServiceUnreachable:
+        typer.echo("no response: tasks may have been cancelled; run the command again", err=True)
+        raise
+    text = f"{format_count(result.cancelled, 'task')} cancelled"
+    if result.running:
+        text += f"; {format_count(result.running, 'running attempt')} may finish"
+    return result, text
 
 
 @tasks_app.command(epilog=example_epilog("tarry tasks retry 0199c0de-0000-7000-8000-000000000000"))
@@ -303,16 +230,20 @@ def retry(
 @tasks_app.command(
     epilog=example_epilog("tarry tasks export --lane https:example.com:443 --out attempts.jsonl")
 )
+@takes_filters(
+    "status",
+    "policy_id",
+    "lane",
+    "idempotency_key",
+    "created_after",
+    "created_before",
+)
 def export(
     format_: Annotated[
         str, typer.Option("--format", help="jsonl (JSON Lines) or csv.", metavar="FORMAT")
     ] = "jsonl",
-    status: StatusFilter = None,
-    policy: PolicyFilter = None,
-    lane: LaneFilter = None,
-    key: KeyFilter = None,
-    since: SinceFilter = None,
-    until: UntilFilter = None,
+    *,
+    filters: Filters,
     out: Annotated[
         Path | None, typer.Option(help="File to write.", show_default="standard output")
     ] = None,
@@ -322,16 +253,9 @@ def export(
     """Write the attempt log of all tasks, or of those that match, for `tarry tune`."""
     check_one_of("--format", format_, _EXPORT_FORMATS)
     output.check_output_path(out)
-    with connect(server, api_key, option_by_field=_OPTION_BY_FIELD) as client:
-        attempts = client.export_attempts(
-            status=_parse_status(status),
-            policy=policy,
-            lane=lane,
-            key=key,
-            created_after=parse_time("--since", since),
-            created_before=parse_time("--until", until),
-        )
-        attempts = _check_if_empty(client, attempts, lane, policy)
+    with connect(server, api_key, option_by_field=OPTION_BY_FIELD) as client:
+        attempts = client.export_attempts(**filters.arguments)
+        attempts = _check_if_empty(client, attempts, filters)
         lines = _csv_lines(attempts) if format_ == "csv" else map(_json_line, attempts)
         if out is not None:
             output.write_text(out, "".join(lines))
@@ -439,44 +363,29 @@ def _attempt_row(attempt: AttemptLog) -> tuple[object, ...]:
 
 
 @dead_app.command("list", epilog=example_epilog("tarry dead list --lane https:example.com:443"))
+@takes_filters(*_DEAD_LETTER_FILTERS)
 def list_dead_letters(
-    policy: PolicyFilter = None,
-    lane: LaneFilter = None,
-    reason: ReasonFilter = None,
-    url: UrlFilter = None,
-    key: KeyFilter = None,
-    since: FinishedSinceFilter = None,
-    until: FinishedUntilFilter = None,
-    last_status: LastStatusFilter = None,
-    error: ErrorFilter = None,
+    *,
+    filters: Filters,
     limit: LimitOption = DEFAULT_LIMIT,
     server: ServerOption = DEFAULT_SERVER,
     api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List dead letters, newest first."""
-    filters = _dead_letter_filters(
-        policy, lane, reason, url, key, last_status, error, since=since, until=until
-    )
-    with connect(server, api_key, option_by_field=_OPTION_BY_FIELD) as client:
-        dead_letters = _check_if_empty(client, client.dead_letters(**filters), lane, policy)
+    with connect(server, api_key, option_by_field=OPTION_BY_FIELD) as client:
+        dead_letters = _check_if_empty(client, client.dead_letters(**filters.arguments), filters)
         _print_tasks(dead_letters, limit, as_json=as_json, are_dead=True)
 
 
 @dead_app.command(epilog=example_epilog("tarry dead replay --lane https:example.com:443 --rate 10"))
+@takes_filters(*_DEAD_LETTER_FILTERS)
 def replay(
     task_id: Annotated[
         str | None, typer.Argument(metavar="TASK", help="Id of a single task to replay.")
     ] = None,
-    policy: PolicyFilter = None,
-    lane: LaneFilter = None,
-    reason: ReasonFilter = None,
-    url: UrlFilter = None,
-    key: KeyFilter = None,
-    since: FinishedSinceFilter = None,
-    until: FinishedUntilFilter = None,
-    last_status: LastStatusFilter = None,
-    error: ErrorFilter = None,
+    *,
+    filters: Filters,
     rate: Annotated[
         float | None,
         typer.Option(help="Tasks to replay per second; 0: all at once.", show_default="50"),
@@ -498,10 +407,7 @@ def replay(
     dead letter matches, no replay is started. With --wait, the exit code is 1 if a task fails
     again.
     """
-    filters = _dead_letter_filters(
-        policy, lane, reason, url, key, last_status, error, since=since, until=until
-    )
-    has_filters = any(value is not None for value in filters.values())
+    has_filters = bool(filters.arguments)
     if task_id is not None:
         if dry_run or wait or rate is not None or has_filters:
             msg = "TASK cannot be combined with filters, --rate, --wait or --dry-run"
@@ -514,7 +420,7 @@ def replay(
     if needs_confirmation and not sys.stdin.isatty():
         rule = "or a filter is required when standard input is not a terminal"
         raise ConfigurationError("--yes", rule)
-    with connect(server, api_key, option_by_field=_OPTION_BY_FIELD) as client:
+    with connect(server, api_key, option_by_field=OPTION_BY_FIELD) as client:
         from tarry.wire.tasks import DEFAULT_REPLAY_RATE
 
         match_count = _count_matches(client, filters)
@@ -525,7 +431,9 @@ def replay(
             _confirm(f"Replay all {dead_letters}, {pace}?", "nothing was replayed")
         # Without matches, make a dry run, which returns the empty result and starts no replay.
         is_dry_run = not match_count or dry_run
-        started = client.replay(**filters, all=not has_filters, rate=rate, dry_run=is_dry_run)
+        started = client.replay(
+            **filters.arguments, all=not has_filters, rate=rate, dry_run=is_dry_run
+        )
         job = started.wait().job if wait else started.job
     matched = format_count(job.matched, "dead letter")
     text = f"replay {job.replay_id}: {matched} to replay, {pace}"
@@ -542,16 +450,10 @@ def replay(
 
 
 @dead_app.command(epilog=example_epilog("tarry dead purge --reason permanent"))
+@takes_filters(*_DEAD_LETTER_FILTERS)
 def purge(
-    policy: PolicyFilter = None,
-    lane: LaneFilter = None,
-    reason: ReasonFilter = None,
-    url: UrlFilter = None,
-    key: KeyFilter = None,
-    since: FinishedSinceFilter = None,
-    until: FinishedUntilFilter = None,
-    last_status: LastStatusFilter = None,
-    error: ErrorFilter = None,
+    *,
+    filters: Filters,
     yes: YesOption = False,
     server: ServerOption = DEFAULT_SERVER,
     api_key: ApiKeyOption = None,
@@ -561,15 +463,12 @@ def purge(
     if not yes and not sys.stdin.isatty():
         rule = "is required when standard input is not a terminal: purging cannot be undone"
         raise ConfigurationError("--yes", rule)
-    filters = _dead_letter_filters(
-        policy, lane, reason, url, key, last_status, error, since=since, until=until
-    )
-    with connect(server, api_key, option_by_field=_OPTION_BY_FIELD) as client:
+    with connect(server, api_key, option_by_field=OPTION_BY_FIELD) as client:
         match_count = _count_matches(client, filters)
         if match_count and not yes:
             dead_letters = format_count(match_count, "dead letter")
             _confirm(f"Delete {dead_letters} permanently?", "nothing was deleted")
-        purged_count = client.purge(**filters, all=True) if match_count else 0
+        purged_count = client.purge(**filters.arguments, all=True) if match_count else 0
     text = f"{format_count(purged_count, 'dead letter')} deleted" if purged_count else _NO_MATCH
     output.print_result({"purged": purged_count, "more": False}, text, as_json=as_json)
 
@@ -582,65 +481,31 @@ def _confirm(question: str, refusal: str) -> None:
         raise typer.Exit(1)
 
 
-def _base_filters(
-    policy: str | None,
-    lane: str | None,
-    reason: str | None,
-    url: str | None,
-    key: str | None,
-    last_status: str | None,
-    error: str | None,
-) -> DeadLetterFilter:
-    """Return the filters of the client for the options of a command, without times."""
-    return {
-        "policy": policy,
-        "lane": lane,
-        "reason": reason,
-        "url_prefix": url,
-        "key": key,
-        "last_status": last_status,
-        "error": error,
-    }
-
-
-def _dead_letter_filters(
-    *options: str | None, since: str | None, until: str | None
-) -> DeadLetterFilter:
-    """Return the filters of the client for the options of a command for dead letters."""
-    return {
-        **_base_filters(*options),
-        "finished_after": parse_time("--since", since),
-        "finished_before": parse_time("--until", until),
-    }
-
-
-def _count_matches(client: Client, filters: DeadLetterFilter) -> int:
+def _count_matches(client: Client, filters: Filters) -> int:
     """Return the number of matching dead letters; if 0, raise for an unknown lane or policy."""
-    count = client.replay(**filters, dry_run=True).matched
+    count = client.replay(**filters.arguments, dry_run=True).matched
     if not count:
-        _check_names(client, filters.get("lane"), filters.get("policy"))
+        _check_names(client, filters)
     return count
 
 
-def _check_if_empty(
-    client: Client, items: Iterator[T], lane: str | None, policy: str | None
-) -> Iterator[T]:
+def _check_if_empty(client: Client, items: Iterator[T], filters: Filters) -> Iterator[T]:
     """Yield the items; if there are none, raise NotFound for an unknown lane or policy."""
     is_empty = True
     for item in items:
         is_empty = False
         yield item
     if is_empty:
-        _check_names(client, lane, policy)
+        _check_names(client, filters)
 
 
-def _check_names(client: Client, lane: str | None, policy: str | None) -> None:
+def _check_names(client: Client, filters: Filters) -> None:
     """Raise NotFound for an unknown lane or policy."""
-    if lane is not None:
-        check_downstream_exists(client, "--lane", lane)
-    if policy is not None:
+    if filters.lane is not None:
+        check_downstream_exists(client, "--lane", filters.lane)
+    if filters.policy is not None:
         try:
-            client.policy(policy)
+            client.policy(filters.policy)
         except NotFound as error:
-            msg = f"--policy: there is no policy {policy!r}; `tarry policy list` lists all"
-            raise NotFound(msg) from error
+            rule = f"there is no policy {filters.policy!r}; `tarry policy list` lists all"
+            raise NotFound(f"--policy: {rule}") from error
