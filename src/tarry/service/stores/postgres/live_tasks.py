@@ -50,22 +50,29 @@ if TYPE_CHECKING:
     from tarry.service.stores.postgres.database import Database, Transaction
 
 # The transactions of these four statements are flushed by `Database.flush`. Behind a pooler, their
-# search_path is not set, so all names are qualified.
+# search_path is not set, so all names are qualified. `unnest` with several arguments is a part of
+# the grammar, and always the built-in function.
 _ADD = f"""
-SELECT r.* FROM {DEFER_FLUSH}, tarry.add_1($1, $2, $3, $4, $5,
-    $6::pg_catalog.text::pg_catalog.uuid[], $7::pg_catalog.text::integer[],
-    $8::pg_catalog.text::integer[], $9::pg_catalog.text::integer[], $10, $11, $12, $13,
-    $14::pg_catalog.text::integer[], $15::pg_catalog.text::bigint[],
-    $16::pg_catalog.text::bigint[], $17::pg_catalog.text::boolean[], $18, $19, $20, $21, $22, $23)
-    AS r
+SELECT r.* FROM {DEFER_FLUSH}, tarry.add_1(
+    ROW($1, $2, $3, $4, $5)::tarry.names_1,
+    (SELECT pg_catalog.array_agg(ROW(i.*)::tarry.new_task_1) FROM unnest(
+        $6::pg_catalog.text::pg_catalog.uuid[], $7::pg_catalog.text::integer[],
+        $8::pg_catalog.text::integer[], $9::pg_catalog.text::integer[], $10::pg_catalog.text[],
+        $11::pg_catalog.bytea[], $12::pg_catalog.text[], $13::pg_catalog.text::integer[],
+        $14::pg_catalog.text::bigint[], $15::pg_catalog.text::bigint[],
+        $16::pg_catalog.text::boolean[]) AS i),
+    $17, $18, $19, $20, $21, $22, $23) AS r
 """
 _CLAIM = f"SELECT r.* FROM {DEFER_FLUSH}, tarry.claim_1($1, $2, $3, $4, $5, $6, $7, $8) AS r"
 _FINISH = f"""
-SELECT tarry.finish_1($1, $2::pg_catalog.text::integer[],
-    $3::pg_catalog.text::pg_catalog.uuid[], $4::pg_catalog.text::integer[], $5, $6,
-    $7::pg_catalog.text::smallint[], $8, $9::pg_catalog.text::bigint[],
-    $10::pg_catalog.text::bigint[], $11, $12::pg_catalog.text::double precision[],
-    $13::pg_catalog.text::integer[], $14, $15), {DEFER_FLUSH}
+SELECT tarry.finish_1(
+    (SELECT pg_catalog.array_agg(ROW(i.*)::tarry.result_1) FROM unnest(
+        $1::pg_catalog.text[], $2::pg_catalog.text::pg_catalog.uuid[],
+        $3::pg_catalog.text::integer[], $4::pg_catalog.text[], $5::pg_catalog.text::smallint[],
+        $6::pg_catalog.text[], $7::pg_catalog.text::bigint[], $8::pg_catalog.text::bigint[],
+        $9::pg_catalog.text[], $10::pg_catalog.text::double precision[],
+        $11::pg_catalog.text::integer[], $12::pg_catalog.text[]) AS i),
+    $13, $14), {DEFER_FLUSH}
 """
 _RELEASE = f"SELECT tarry.release_1($1, $2, $3, $4), {DEFER_FLUSH}"
 _LOCK = "SELECT tarry.lock_1($1, $2, $3, $4)"
@@ -193,12 +200,12 @@ def _add_arguments(
         encode_numbers(task_policies),
         [encode_text(task.key) for task in task_list],
         [task.fingerprint for task in task_list],
-        [task.packed_content for task in task_list],
         encode_optionals([task.owned_body_ref for task in task_list]),
         encode_numbers([task.policy_version for task in task_list]),
         encode_numbers([task.next_attempt_at for task in task_list]),
         encode_numbers([new.delay_ms for new in tasks]),
         encode_numbers([new.lease_on_add and terms is not None for new in tasks]),
+        [task.packed_content for task in task_list],
         None if terms is None else encode_text(terms.worker),
         0 if terms is None else terms.length_ms,
         0 if terms is None else terms.horizon_ms,
@@ -375,15 +382,11 @@ def _finish_arguments(results: Sequence[TaskResult], now: int | None) -> tuple[o
     leases = [
         result.renewed_lease if result.status is Status.PENDING else None for result in results
     ]
-    tenants = _Positions()
-    positions = [tenants.get(result.task.tenant) for result in results]
     return (
-        encode_texts(tenants.keys()),
-        encode_numbers(positions),
+        [encode_text(result.task.tenant) for result in results],
         encode_ids([result.task.id for result in results]),
         encode_numbers([result.task.version for result in results]),
         [None if attempt is None else encode_text(attempt.outcome) for attempt in attempts],
-        [None if attempt is None else encode(attempt) for attempt in attempts],
         encode_numbers([int(result.status) for result in results]),
         encode_optionals([result.reason for result in results]),
         encode_numbers([result.next_attempt_at for result in results]),
@@ -392,6 +395,7 @@ def _finish_arguments(results: Sequence[TaskResult], now: int | None) -> tuple[o
         encode_numbers([result.previous_delay for result in results]),
         encode_numbers([result.backoff_offset for result in results]),
         encode_optionals([result.last_outcome_kind for result in results]),
+        [None if attempt is None else encode(attempt) for attempt in attempts],
         now,
     )
 

@@ -43,6 +43,7 @@ _NAMES = (
     "types",
     "time",
     "names",
+    "locks",
     "quotas",
     "counters",
     "delete",

@@ -14,11 +14,7 @@ BEGIN
         SELECT c.tenants, c.due_checks, c.expiry_checks
         INTO v_tenants, v_due_checks, v_expiry_checks FROM tarry.apply_to_lanes_1(p_changes) AS c;
     END IF;
-    PERFORM 1 FROM (
-            SELECT DISTINCT i.tenant AS id FROM unnest(p_changes) AS i ORDER BY i.tenant) AS i
-        CROSS JOIN LATERAL (
-            SELECT r.id FROM tarry.tenant AS r WHERE r.id = i.id
-            ORDER BY r.generation DESC LIMIT 1 FOR NO KEY UPDATE) AS r;
+    PERFORM tarry.lock_tenants_1((SELECT array_agg(i.tenant) FROM unnest(p_changes) AS i));
     UPDATE tarry.tenant AS t SET ${TENANT_CHANGES},
         due_check_at = least(t.due_check_at, d.due_check),
         expiry_check_at = least(t.expiry_check_at, d.expiry_check)
@@ -103,11 +99,7 @@ CREATE OR REPLACE FUNCTION tarry.apply_to_lanes_1(
 DECLARE
     v_changed integer;
 BEGIN
-    PERFORM 1 FROM (
-            SELECT DISTINCT i.lane AS id FROM unnest(p_changes) AS i ORDER BY i.lane) AS i
-        CROSS JOIN LATERAL (
-            SELECT r.id FROM tarry.lane AS r WHERE r.id = i.id
-            ORDER BY r.generation DESC LIMIT 1 FOR NO KEY UPDATE) AS r;
+    PERFORM tarry.lock_lanes_1((SELECT array_agg(i.lane) FROM unnest(p_changes) AS i));
     WITH change AS (
         SELECT i.lane, sum(i.pending) AS pending, sum(i.in_flight) AS in_flight,
             sum(i.succeeded) AS succeeded, sum(i.exhausted) AS exhausted,
@@ -133,11 +125,7 @@ ${PLPGSQL} AS $$
 DECLARE
     v_changed integer;
 BEGIN
-    PERFORM 1 FROM (
-            SELECT DISTINCT i.policy AS id FROM unnest(p_changes) AS i ORDER BY i.policy) AS i
-        CROSS JOIN LATERAL (
-            SELECT r.id FROM tarry.policy_use AS r WHERE r.id = i.id
-            ORDER BY r.generation DESC LIMIT 1 FOR NO KEY UPDATE) AS r;
+    PERFORM tarry.lock_policies_1((SELECT array_agg(i.policy) FROM unnest(p_changes) AS i));
     UPDATE tarry.policy_use AS u SET ${POLICY_CHANGES}
     FROM (
         SELECT i.policy, sum(i.pending) AS pending, sum(i.in_flight) AS in_flight,

@@ -32,20 +32,14 @@ END $$;
 
 -- Write the results of attempts: log the attempt, and make the task PENDING, IN_FLIGHT (with a new
 -- lease, if a length is given) or finished. A result whose task has another version is superseded.
--- `p_tenants` are positions in `p_tenant_names`.
 CREATE OR REPLACE FUNCTION tarry.finish_1(
-    p_tenant_names text[], p_tenants integer[], p_ids uuid[], p_versions integer[],
-    p_outcomes text[], p_logs bytea[], p_statuses smallint[], p_reasons text[], p_due bigint[],
-    p_lengths bigint[], p_workers text[], p_delays double precision[], p_offsets integer[],
-    p_kinds text[], p_now bigint
+    p_results tarry.result_1[], p_logs bytea[], p_now bigint
 ) RETURNS smallint[]
 ${PLAN_SETTINGS} AS $$
 DECLARE
     v_now bigint := tarry.now_1(p_now);
-    v_count integer := array_length(p_ids, 1);
+    v_count integer := array_length(p_results, 1);
     v_results smallint[] := array_fill(${SUPERSEDED}::smallint, ARRAY[v_count]);
-    v_names text[];
-    v_superseded tarry.change_1[];
     v record;
 BEGIN
     WITH leased AS MATERIALIZED (
@@ -53,10 +47,8 @@ BEGIN
             i.backoff, i.kind, l.tenant, l.seq, l.lane, l.policy, l.next_attempt_at, l.first_due_at,
             l.created_at, l.version, l.attempts, l.attempts_before_replay, l.lost_attempts,
             l.replays, l.cancelling
-        FROM unnest(p_ids, p_versions, p_outcomes, p_logs, p_statuses, p_reasons, p_due, p_lengths,
-            p_workers, p_delays, p_offsets, p_kinds) WITH ORDINALITY
-            AS i (id, version, outcome, log, status, reason, due, length, worker, delay, backoff,
-                kind, ord)
+        FROM unnest(p_logs, p_results) WITH ORDINALITY AS i (log, tenant_name, id, version, outcome,
+            status, reason, due, length, worker, delay, backoff, kind, ord)
         JOIN tarry.task_key AS k ON k.id = i.id
         JOIN tarry.live AS l ON l.tenant = k.tenant AND l.seq = k.seq
         WHERE l.queue + 0 = ${LEASED_QUEUE} AND l.version = i.version
@@ -115,13 +107,20 @@ BEGIN
     FOR i IN 1..coalesce(array_length(v.ords, 1), 0) LOOP
         v_results[v.ords[i]] := v.results[i];
     END LOOP;
-    SELECT array_agg(p_tenant_names[p_tenants[i.ord]]) INTO v_names
-    FROM unnest(v_results) WITH ORDINALITY AS i (result, ord) WHERE i.result = ${SUPERSEDED};
-    SELECT array_agg(ROW(i.tenant, NULL, NULL, 0, 0, 0, 0, 0, 1, 0, NULL, NULL)::tarry.change_1)
-    INTO v_superseded FROM unnest(tarry.tenants_1(v_names)) AS i (tenant);
-    PERFORM tarry.apply_1(v.changes || v_superseded);
+    PERFORM tarry.apply_1(v.changes || tarry.superseded_1((
+        SELECT array_agg(i.tenant) FROM unnest(v_results, p_results) AS i (result)
+        WHERE i.result = ${SUPERSEDED})));
     IF v.tenants IS NOT NULL THEN
         PERFORM tarry.count_attempts_1(v.tenants, v.outcomes, v_now);
     END IF;
     RETURN v_results;
+END $$;
+
+-- Return the changes of the counters by a superseded result of each tenant.
+CREATE OR REPLACE FUNCTION tarry.superseded_1(p_tenant_names text[]) RETURNS tarry.change_1[]
+${PLPGSQL} AS $$
+BEGIN
+    RETURN (SELECT
+        array_agg(ROW(i.id, NULL, NULL, 0, 0, 0, 0, 0, 1, 0, NULL, NULL)::tarry.change_1)
+        FROM unnest(tarry.tenants_1(p_tenant_names)) AS i (id));
 END $$;
