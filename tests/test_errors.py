@@ -117,7 +117,6 @@ def test_with_field_renames_the_field(error_type: type[errors.ConfigurationError
 
 
 def test_with_field_keeps_the_index() -> None:
-    """with_field() keeps the index of a field."""
     error = errors.ConfigurationError("secrets[1]", "must be base64")
     assert "signing_secrets[1]" == error.with_field("signing_secrets").field
 

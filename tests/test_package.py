@@ -39,7 +39,6 @@ def third_party_modules(modules: set[str]) -> set[str]:
 
 @pytest.mark.parametrize("code", ["import tarry", "import tarry; tarry.retry"])
 def test_import_loads_no_third_party_module_and_no_asyncio(code: str) -> None:
-    """Importing tarry and `tarry.retry` imports no third-party module and no asyncio."""
     loaded = modules_loaded_by(code)
 
     assert "tarry" in loaded

@@ -95,8 +95,6 @@ def test_total_timeout_ends_the_call(server: FlakyServerView) -> None:
 
 
 def test_read_timeout_ends_one_attempt(server: FlakyServerView) -> None:
-    """A read timeout ends an attempt, not the call."""
-
     async def main() -> int:
         timeout = aiohttp.ClientTimeout(sock_read=0.2)
         async with (

@@ -44,7 +44,6 @@ def test_each_run_of_a_request_sends_the_same_keys(
 
 
 def test_all_attempts_send_the_derived_key(server: FlakyServerView, client: ClientLibrary) -> None:
-    """All attempts of a call send one derived key."""
     token = current_request.set(GuardedRequest("one"))
     try:
         with client.open(idempotency_key="auto") as session:

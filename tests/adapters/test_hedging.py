@@ -119,7 +119,6 @@ def test_copy_is_sent_at_once_after_a_failure(
 def test_last_response_is_returned_if_all_copies_fail(
     server: FlakyServerView, client: ClientLibrary
 ) -> None:
-    """If all copies fail with a response, the call returns the last response."""
     with client.open(hedging=Hedging(after=3600, max_attempts=3)) as session:
         response = session.send("GET", server.url("503,429,500"))
 
@@ -129,7 +128,6 @@ def test_last_response_is_returned_if_all_copies_fail(
 def test_last_error_is_raised_if_all_copies_fail(
     server: FlakyServerView, client: ClientLibrary
 ) -> None:
-    """If the last copy fails with an error, the call raises that error."""
     with (
         client.open(hedging=AFTER_FAILURE) as session,
         pytest.raises(client.disconnect_error) as caught,

@@ -175,7 +175,6 @@ def test_deadline_is_sent(server: FlakyServerView, client: ClientLibrary) -> Non
 
 
 def test_no_header_without_a_deadline(server: FlakyServerView, client: ClientLibrary) -> None:
-    """Without a deadline the requests have no deadline header."""
     with client.open() as session:
         session.send("GET", server.url("200"))
 

@@ -131,7 +131,6 @@ def test_one_key_for_all_attempts_of_a_call(server: FlakyServerView, client: Cli
 def test_idempotent_request_gets_no_key(
     server: FlakyServerView, client: ClientLibrary, method: str
 ) -> None:
-    """A request with an idempotent method gets no key."""
     with client.open(**AUTO_KEY) as session:
         session.send(method, server.url("200"))
 

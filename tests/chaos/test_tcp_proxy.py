@@ -67,7 +67,6 @@ def test_dropped_bytes_arrive_later(proxy: TcpProxy, connection: socket.socket) 
 
 
 def test_delayed_bytes_arrive(proxy: TcpProxy, connection: socket.socket) -> None:
-    """Delayed bytes are forwarded."""
     proxy.disturb(Disturbance.DELAY)
     connection.sendall(b"x")
     assert b"x" == connection.recv(100) == _received.get()

@@ -29,7 +29,6 @@ HEAVY_MODULES = (
 
 
 def test_help_describes_tarry_and_shows_examples() -> None:
-    """`tarry --help` describes tarry, lists the commands and shows examples."""
     result = run_process("--help")
 
     assert 0 == result.returncode
@@ -110,7 +109,6 @@ def test_missing_packages_are_named(missing: str, arguments: list[str], extra: s
 
 
 def test_extras_are_given_for_existing_commands() -> None:
-    """Each command of the table of extras exists."""
     groups = {group.name for group in app.registered_groups}
     names = {getattr(command.callback, "__name__", "") for command in app.registered_commands}
     assert set() == set(cli._EXTRAS) - groups - names

@@ -77,7 +77,6 @@ def test_row_has_every_option(command: str) -> None:
 
 @pytest.mark.parametrize("line", EXAMPLES)
 def test_examples_on_the_page_are_valid_commands(line: str) -> None:
-    """Each example on the page is a command with options that it has."""
     words = [word for word in shlex.split(line) if word != ">"]
     command = next(name for name in COMMANDS if words[: len(name.split())] == name.split())
 
@@ -129,7 +128,6 @@ def test_help_is_wrapped_at_the_terminal_width(command: str) -> None:
 
 
 def test_help_of_a_command_imports_neither_client_nor_service() -> None:
-    """The help of a command imports neither the client nor the service."""
     code = (
         "import sys\n"
         "from typer.testing import CliRunner\n"

@@ -23,7 +23,6 @@ def test_every_page_is_listed_with_its_subject() -> None:
 
 @pytest.mark.parametrize("name", ["breaker", "breaker.md", "docs/breaker.md"])
 def test_a_page_is_printed(name: str) -> None:
-    """The page is printed as it is in its file."""
     expected = (ROOT / "docs" / "breaker.md").read_text("utf-8")
     assert (0, expected, "") == run_command("docs", name)
 

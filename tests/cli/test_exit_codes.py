@@ -46,7 +46,6 @@ from tests.cli.harness import run_command
     ids=lambda value: type(value).__name__ if isinstance(value, TarryError) else "",
 )
 def test_exit_code_of_each_error(error: TarryError, code: int) -> None:
-    """Each class of error has an exit code."""
     assert code == exit_code_of(error)
 
 
@@ -66,7 +65,6 @@ def test_error_message_has_detail_and_hint() -> None:
 
 
 def test_error_without_a_service_says_how_to_start_one() -> None:
-    """If no service responds, the error says how to start one."""
     result = run_command("tasks", "list", "--server", "http://127.0.0.1:1")
 
     message = (

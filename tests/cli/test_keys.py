@@ -144,7 +144,6 @@ def test_the_store_that_was_used_is_named(store: str, tmp_path: Path) -> None:
 
 
 def test_unknown_key_exits_with_3(store: str) -> None:
-    """Revoking an unknown key exits with 3."""
     run_command("keys", "create", "--tenant", "shop", "--store", store)
 
     result = run_command("keys", "revoke", "none", "--store", store)

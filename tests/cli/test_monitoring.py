@@ -173,7 +173,6 @@ def test_wait_for_quit(keys: bytes, expected: bool) -> None:
 def test_top_in_a_pipe_prints_one_table(
     run_cli: RunCli, client: Client, target: FlakyServer, lane: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a pipe, `top` prints one table and exits."""
     monkeypatch.setattr("tarry.cli.monitoring.REFRESH_INTERVAL_S", 0.01)
     client.enqueue(target.url, wait=30)
 
@@ -323,7 +322,6 @@ def test_event_details(event: ServiceEvent, expected: str) -> None:
 def test_downstreams_have_state_backlog_and_latency(
     run_cli: RunCli, client: Client, target: FlakyServer, lane: str
 ) -> None:
-    """`downstreams` prints a row with state, backlog and latency for each downstream."""
     client.enqueue(target.url, wait=30)
     client.enqueue(target.url, delay=3600)
 

@@ -104,7 +104,6 @@ def test_export_of_a_preset() -> None:
 
 
 def test_file_takes_precedence_over_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file takes precedence over a preset of the same name."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "patient").write_text("max_attempts = 2")
 
@@ -143,7 +142,6 @@ def test_invalid_options_are_rejected(file: Path, arguments: list[str], message:
 
 
 def test_invalid_file_is_rejected_with_its_line(tmp_path: Path) -> None:
-    """The error for an invalid file has the line."""
     path = tmp_path / "policy.toml"
     path.write_text("max_attempts = 3\ninitial_delay = -1\n")
 

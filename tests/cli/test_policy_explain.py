@@ -83,7 +83,6 @@ def test_check_of_milliseconds(tmp_path: Path) -> None:
 def test_unknown_name_lists_the_presets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
-    """The error for an unknown name lists the presets."""
     monkeypatch.chdir(tmp_path)
 
     expected = f"'webhok' is neither a file nor a preset; the presets are {', '.join(PRESETS)}"

@@ -79,7 +79,6 @@ def test_show_prints_classes_of_statuses(run_cli: RunCli, file: Path) -> None:
 
 
 def test_list_has_stored_and_built_in_policies(run_cli: RunCli, file: Path) -> None:
-    """The list has stored and built-in policies with their settings."""
     run_cli("policy", "apply", file, "--name", "listed")
 
     rows = {line.split()[0]: line for line in run_cli("policy", "list").out.splitlines()}
@@ -101,7 +100,6 @@ def test_version_can_be_chosen(run_cli: RunCli, file: Path) -> None:
 
 
 def test_unknown_policy_exits_with_3(run_cli: RunCli) -> None:
-    """An unknown policy exits with 3."""
     assert 3 == run_cli("policy", "show", "none").code
 
 
@@ -134,7 +132,6 @@ def test_invalid_file_is_reported(run_cli: RunCli, tmp_path: Path, text: str, me
 
 
 def test_invalid_name_is_reported_as_option(run_cli: RunCli, file: Path) -> None:
-    """An invalid name is reported as --name."""
     result = run_cli("policy", "apply", file, "--name", "a b")
 
     assert 2 == result.code
@@ -142,7 +139,6 @@ def test_invalid_name_is_reported_as_option(run_cli: RunCli, file: Path) -> None
 
 
 def test_unknown_version_names_the_newest(run_cli: RunCli, tmp_path: Path) -> None:
-    """The error for an unknown version names the newest version."""
     file = tmp_path / "versioned.toml"
     file.write_text("max_attempts = 3\n")
     run_cli("policy", "apply", file)

@@ -39,7 +39,6 @@ def test_delivered_request(run_cli: RunCli, target: FlakyServer) -> None:
 
 
 def test_lane_key(run_cli: RunCli, target: FlakyServer) -> None:
-    """The lane of the task has the key."""
     task = run_cli("send", target.url, "--lane-key", "customer-7", "--json").json
 
     assert task["lane"].endswith("@customer-7")
@@ -93,7 +92,6 @@ def test_body_is_unchanged(
 
 
 def test_content_type_of_the_user_is_kept(run_cli: RunCli, target: FlakyServer) -> None:
-    """A content type set by the user is kept."""
     run_cli("send", target.url, "-d", "{}", "-H", "content-type: text/plain", "--wait", "30")
 
     (request,) = target.received_requests[""]

@@ -67,7 +67,6 @@ def test_error_on_the_page_is_current(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_assertions_on_the_page_hold() -> None:
-    """The assertions on the page hold."""
     result = run(CHECKOUT, "--assert", "careful: amplification < 1.2", "--assert", "crashes == 0")
 
     assert (0, "all assertions hold") == (result.exit_code, result.stdout.splitlines()[-1])

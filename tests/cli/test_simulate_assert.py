@@ -61,6 +61,5 @@ def test_metrics_are_documented() -> None:
 
 
 def test_assertion_about_an_unknown_variant_is_rejected() -> None:
-    """An assertion about an unknown variant is rejected before the run."""
     with pytest.raises(ConfigurationError, match="variant 'carefull' is not run"):
         run(CHECKOUT, "--set", "duration=1e9", "--assert", "carefull: amplification < 2")

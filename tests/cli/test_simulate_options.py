@@ -106,6 +106,5 @@ def test_invalid_pairs_are_rejected(texts: list[str], message: str) -> None:
 
 
 def test_at_most_two_parameters_are_swept() -> None:
-    """At most two parameters can be swept."""
     with pytest.raises(ConfigurationError, match="--sweep can be used at most 2 times, got 3"):
         parse_sweeps(["a=1", "b=1", "c=1"], PARAMETERS)

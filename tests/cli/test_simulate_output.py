@@ -40,7 +40,6 @@ def test_numbers_keep_their_units_in_a_sweep(width: int) -> None:
 
 
 def test_narrow_terminal_has_a_number_in_each_table() -> None:
-    """In a narrow terminal the names are wrapped, and each table has a number."""
     result = run(CHECKOUT, *SHORT_RUN, width=20)
 
     assert len(read_study(CHECKOUT).columns) == len(re.findall("─+\n", result.stdout))
@@ -101,7 +100,6 @@ def test_show_lists_the_metrics() -> None:
 
 
 def test_show_lists_scenario_settings() -> None:
-    """`--show` lists the other settings of the scenario that have an effect."""
     result = run("storm", "--show", "--set", "clients=100")
 
     assert re.search(r"servers\.server\.latency\.median +0\.08", result.stdout)

@@ -273,7 +273,6 @@ def test_retry_makes_the_next_attempt_now(
 def test_retry_reports_a_paused_downstream(
     run_cli: RunCli, client: Client, lane: str, pending_task: str
 ) -> None:
-    """`retry` prints that the downstream is paused."""
     client.pause(lane, create=True)
     result = run_cli("tasks", "retry", pending_task)
     client.resume(lane)
@@ -380,7 +379,6 @@ def test_tune_reads_one_source(run_cli: RunCli, options: tuple[str, ...]) -> Non
 
 @pytest.mark.parametrize("command", ["show", "explain", "cancel", "retry"])
 def test_unknown_task_exits_with_3(run_cli: RunCli, command: str) -> None:
-    """An unknown task exits with 3."""
     result = run_cli("tasks", command, UNKNOWN_TASK_ID)
 
     assert (3, "", "error: There is no such task.\n") == result
@@ -576,7 +574,6 @@ def test_task_id_and_filters_are_exclusive(run_cli: RunCli) -> None:
 
 
 def test_invalid_rate_names_the_option(run_cli: RunCli) -> None:
-    """An invalid rate is reported under the name of the option."""
     result = run_cli("dead", "replay", "--rate", "-1")
 
     assert (2, "", "error: --rate must be at least 0, got -1.0\n") == result
@@ -606,7 +603,6 @@ def test_purge_without_match_needs_no_confirmation(
 def test_purge_without_terminal_requires_yes(
     run_cli: RunCli, lane: str, dead_letters: list[str]
 ) -> None:
-    """Without a terminal, `purge` requires --yes."""
     without_yes = run_cli("dead", "purge", "--lane", lane)
     with_yes = run_cli("dead", "purge", "--lane", lane, "--yes", "--json")
 

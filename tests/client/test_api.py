@@ -202,7 +202,6 @@ def test_error_of_a_later_batch_has_the_number_of_processed_tasks(
 def test_error_of_the_first_batch_mentions_no_processed_tasks(
     driver: ClientDriver, service: FakeService
 ) -> None:
-    """When the first batch fails, the error mentions no processed tasks."""
     service.faults.extend(["503"] * 4)
     with pytest.raises(errors.ServiceUnavailable) as caught:
         driver.call("enqueue_many", [{"url": HOOK}])
@@ -218,7 +217,6 @@ def test_empty_list_of_tasks(driver: ClientDriver, service: FakeService) -> None
 def test_invalid_task_of_a_batch_does_not_affect_others(
     driver: ClientDriver, service: FakeService
 ) -> None:
-    """An invalid task does not affect the others; its result has the problem."""
     rejected_item = {
         "status": 422,
         "problem": {"title": "Invalid request", "field": "targetUrl"},
@@ -553,7 +551,6 @@ def test_long_polls_have_no_pauses() -> None:
 
 
 def test_long_polls_end_before_the_timeout() -> None:
-    """A long poll ends before the timeout; short polls follow."""
     with VirtualClock() as clock, scripted_random([0.999999]):
         steps = wait_steps(clock, 25.0, 4)
         assert [20, 4, 0] == steps[:3]
@@ -563,6 +560,5 @@ def test_long_polls_end_before_the_timeout() -> None:
 
 
 def test_negative_timeout_is_rejected() -> None:
-    """A negative timeout is rejected."""
     with pytest.raises(ConfigurationError, match="timeout must be at least 0, got -1"):
         next(ServiceApi().wait("a", -1))

@@ -93,7 +93,6 @@ def test_text_and_json_bodies(body: Any) -> None:
 
 @pytest.mark.parametrize("body", [b"\x00\xff", b"", bytearray(b"abc")])
 def test_bytes_are_sent_as_base64(body: bytes) -> None:
-    """Bytes are sent as base64."""
     task = request_json(body=body)
     assert "body" not in task
     assert body == b64decode(task["bodyBase64"])

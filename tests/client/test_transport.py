@@ -238,7 +238,6 @@ def test_first_connection_is_not_retried_forever(
 
 
 def test_response_that_is_not_an_event_stream(driver: ClientDriver, service: FakeService) -> None:
-    """A response that is not an event stream is an error."""
     service.responses["GET /events"] = (200, {"hello": "world"})
     with pytest.raises(errors.ServiceError, match="not an event stream"):
         driver.events(1)

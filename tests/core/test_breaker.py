@@ -235,7 +235,6 @@ def test_retries_count_in_the_failure_rate() -> None:
 
 
 def test_failed_retries_are_consecutive_failures() -> None:
-    """A failed retry is a consecutive failure."""
     breaker = Breaker(consecutive=3)
     run(breaker, "xr.xr", now=0.0)
     assert CLOSED is breaker.state
@@ -347,7 +346,6 @@ def test_slow_calls(durations: list[float], expected: BreakerState) -> None:
 
 
 def test_no_call_is_slow_without_slow_after() -> None:
-    """Without `slow_after` no call counts as slow."""
     breaker = Breaker()
     run(breaker, "." * 100, duration=1e9)
     assert (CLOSED, (100, 0, 0)) == (breaker.state, breaker.counts(0.0))
@@ -560,7 +558,6 @@ def test_result_of_a_probe_frees_its_own_slot() -> None:
 
 
 def test_result_of_a_lost_probe_frees_no_other_slot() -> None:
-    """The late result of a lost probe does not free the slots of other probes."""
     breaker = open_breaker(probes=2)
     lost = [admit_call(breaker, 30.0) for _ in range(2)]
     for _ in range(2):
@@ -705,7 +702,6 @@ def test_close_after_above_probes() -> None:
 
 
 def test_max_open_below_open_for() -> None:
-    """A max_open below open_for is rejected."""
     with pytest.raises(ConfigurationError, match=r"^max_open must be at least open_for \(30\)"):
         Breaker(open_for=30, max_open=29)
     assert 30.0 == open_breaker(max_open=30).retry_after(0.0)
@@ -853,7 +849,6 @@ def test_half_open_continues_a_count_of_openings() -> None:
 
 
 def test_times_can_be_timedeltas() -> None:
-    """Each time of a breaker can be a `timedelta`."""
     seconds: dict[str, Any] = {
         "window": 20,
         "min_span": 0.5,

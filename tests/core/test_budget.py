@@ -492,7 +492,6 @@ def test_bounds_of_the_throttle_arguments() -> None:
 
 
 def test_window_of_a_ratio_budget_can_be_a_timedelta() -> None:
-    """The window of a `RatioBudget` can be a `timedelta`."""
     budget = RatioBudget(window=timedelta(minutes=1), min_per_second=2)
 
     assert 120 == budget.balance(0.0)

@@ -240,7 +240,6 @@ def test_a_cancelled_delay_keeps_the_delays_before_it(cancels_last: bool) -> Non
 
 
 def test_a_rate_limit_delay_beyond_the_total_budget() -> None:
-    """A delay beyond the total budget ends the call."""
     call = Call(NO_JITTER.replace(total_budget=5), rate_limited_downstream(), NOW)
     assert isinstance(call.start(NOW), Stop)
 
@@ -370,7 +369,6 @@ def test_a_call_that_ends_is_not_charged(outcome: Outcome, reason: Reason) -> No
 
 
 def test_permanent_failures_do_not_count() -> None:
-    """A permanent failure is not counted by the breaker."""
     parts = make_downstream(consecutive=1)
     call = parts.new_call()
     call.start(NOW)
@@ -504,7 +502,6 @@ def test_a_retry_cancelled_after_its_start_is_not_refunded() -> None:
 
 
 def test_a_retry_cancelled_during_a_rate_limit_delay_is_refunded() -> None:
-    """A retry that is cancelled while the rate limiter delays it is refunded."""
     downstream = rate_limited_downstream()
     call = Call(NO_JITTER, downstream, NOW)
     call.start(NOW)

@@ -74,7 +74,6 @@ def test_in_flight_limit_defers() -> None:
 
 
 def test_rate_limit_defers_and_takes_no_token() -> None:
-    """A rate limit defers the attempt by its delay and takes no token."""
     limiter = AdaptiveRate()
     downstream = Downstream("d", limiter=limiter)
     for moment in (0.0, 10.0):
@@ -134,7 +133,6 @@ def test_failure_waits_despite_empty_budget_and_open_breaker() -> None:
 
 
 def test_failure_without_a_downstream_is_decided_by_the_policy() -> None:
-    """Without a downstream only the policy decides."""
     call = resume_call(Policy(max_attempts=2))
     call.start_or_defer(0.0)
     assert isinstance(call.record_failure(TRANSIENT, 0.0, 0.5), Wait)

@@ -168,7 +168,6 @@ def test_a_manually_opened_breaker() -> None:
 
 @pytest.mark.parametrize(("balance", "stops"), [(0, True), (4.9, True), (5, False), (500, False)])
 def test_balance_below_the_price_of_a_retry(balance: float, stops: bool) -> None:
-    """A balance below the price of a retry ends the call."""
     verdict = verdict_for(downstream=make_downstream(balance))
     assert stops == (verdict == Stop(Reason.BUDGET_EMPTY))
     assert stops != isinstance(verdict, Wait)

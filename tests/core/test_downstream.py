@@ -95,7 +95,6 @@ def test_a_downstream_without_parts_rejects_nothing() -> None:
 
 
 def test_an_open_breaker_rejects_first_attempts_and_retries() -> None:
-    """An open breaker rejects first attempts and retries, with the rest of the open period."""
     breaker = Breaker(consecutive=1, open_for=30)
     downstream = Downstream("d", breaker=breaker, budget=TokenBudget())
     run(downstream, TRANSIENT)
@@ -532,7 +531,6 @@ def test_try_record_success_declines_with_limiters() -> None:
 
 
 def test_try_record_success_returns_tokens_to_the_budget() -> None:
-    """try_record_success() adds a token to the budget, as record() does."""
     downstream = Downstream("d", budget=TokenBudget("aws-2020"))
     downstream.withdraw(TRANSIENT, 0.0)
     assert 495.0 == downstream.status(0.0)[1]

@@ -52,7 +52,6 @@ def test_quantiles_of_one_to_a_hundred(q: float, expected: float) -> None:
 
 @given(durations, quantiles)
 def test_one_duration_is_every_quantile(duration: float, q: float) -> None:
-    """With one duration every quantile is that duration."""
     assert duration == measure([duration]).quantile(q)
 
 

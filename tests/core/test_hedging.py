@@ -237,7 +237,6 @@ def test_an_unsent_hedge_is_refunded() -> None:
 
 
 def test_an_unsent_hedge_without_max_extra_load() -> None:
-    """Without max_extra_load an unsent hedge returns no hedge credit."""
     downstream = Downstream("d")
     call = start_call(Hedging(after=1.0), downstream)
     call.hedge(1.0)
@@ -350,7 +349,6 @@ def test_a_full_limiter_means_no_hedge() -> None:
 
 
 def test_a_full_limiter_takes_no_hedge_credit() -> None:
-    """A hedge that a full limiter rejects takes no hedge credit."""
     downstream = downstream_with_latencies(*[0.5] * 100, max_in_flight=1)
     downstream.add_hedge_credit(1.0)
     call = start_call(Hedging(max_extra_load=0.05), downstream)
@@ -378,7 +376,6 @@ def test_a_failed_withdrawal_takes_no_hedge_credit() -> None:
 
 
 def test_a_rejected_call_adds_no_hedge_credit() -> None:
-    """A call whose first attempt is rejected adds no hedge credit."""
     downstream = downstream_with_latencies(*[0.5] * 100, max_in_flight=1)
     hedging = Hedging(max_extra_load=0.05)
     call = start_call(hedging, downstream)

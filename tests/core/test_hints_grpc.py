@@ -64,7 +64,6 @@ def test_metadata_without_a_hint() -> None:
 
 
 def test_metadata_keys_in_any_case() -> None:
-    """Metadata keys are case-insensitive."""
     expected = Hint(0.005, exact=True, source=PUSHBACK)
     assert expected == hint_from_grpc([("Grpc-Retry-Pushback-Ms", "5")])
 

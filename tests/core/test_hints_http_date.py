@@ -166,7 +166,6 @@ def test_two_digit_years_stay_within_50_years(moment: datetime, now: int) -> Non
 
 @pytest.mark.parametrize("now", [float("nan"), float("inf"), float("-inf")])
 def test_two_digit_year_with_a_now_that_is_not_finite(now: float) -> None:
-    """A date with a two-digit year is None if `now` is not finite."""
     assert None is parse_http_date("Sunday, 06-Nov-94 08:49:37 GMT", now)
 
 

@@ -315,7 +315,6 @@ def test_an_attempt_that_was_not_sent_returns_its_token() -> None:
 
 
 def test_a_cancelled_attempt_does_not_return_its_token() -> None:
-    """An attempt that was sent and then cancelled does not return its token."""
     limiter = AdaptiveRate()
     limiter.release(THROTTLED, 0.1, 0.0)
     delays = []

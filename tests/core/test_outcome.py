@@ -57,7 +57,6 @@ def test_kinds_that_count_as_failures(kind: Kind, counts: bool) -> None:
 
 
 def test_local_failure_does_not_count() -> None:
-    """A local failure does not count as a failure of the dependency."""
     assert not Outcome(Kind.TRANSIENT, local=True).counts_as_failure
 
 
@@ -204,7 +203,6 @@ def test_headers_as_pairs() -> None:
 
 @pytest.mark.parametrize("repeatable", [True, False])
 def test_caller_decides_whether_a_failed_response_is_repeatable(repeatable: bool) -> None:
-    """`repeatable` of a failed response is the argument of the caller."""
     assert repeatable == outcome_of_status(503, now=NOW, repeatable=repeatable).repeatable
     assert repeatable == outcome_of_code("UNAVAILABLE", repeatable=repeatable).repeatable
 

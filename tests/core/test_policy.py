@@ -544,7 +544,6 @@ def test_from_dict_fills_in_defaults() -> None:
 
 @pytest.mark.parametrize("field", ["backoff", "jitter"])
 def test_callables_cannot_be_converted_to_a_dict(field: str) -> None:
-    """A policy with a callable cannot be converted to a dict."""
     callables: dict[str, Any] = {field: lambda *_: 1.0}
     policy = Policy(**callables)
     with pytest.raises(

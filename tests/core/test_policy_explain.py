@@ -117,7 +117,6 @@ def test_ten_thousand_attempts() -> None:
 
 
 def test_attempt_timeouts_are_part_of_the_worst_case() -> None:
-    """With an attempt timeout the worst case time includes the attempts."""
     text = Policy(initial_delay=1, attempt_timeout=10, jitter="none").explain()
     assert "47 s, attempts included" == line_after(text, "worst case time:")
 

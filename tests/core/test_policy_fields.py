@@ -22,7 +22,6 @@ def test_every_default_is_valid(field: PolicyField) -> None:
 
 @pytest.mark.parametrize("field", POLICY_FIELDS, ids=lambda field: field.name)
 def test_every_field_has_a_help_sentence(field: PolicyField) -> None:
-    """The help of each field is one sentence."""
     assert field.help.count(".") == 1
     assert field.help.endswith(".")
 

@@ -73,7 +73,6 @@ def test_columns_are_separate() -> None:
 
 
 def test_a_time_before_the_newest_bucket() -> None:
-    """A time before the newest bucket is counted in the newest bucket."""
     window = SlidingWindow(10.0, 1)
     add(window, 25.0)
     window.advance(24.0)
@@ -134,7 +133,6 @@ def test_window_agrees_with_a_list(
 
 
 def test_undo_removes_the_oldest_event() -> None:
-    """Each undo() removes the oldest event."""
     window = SlidingWindow(10.0, 1)
     for now in (0.0, 2.0, 5.0, 9.0):
         add(window, now)

@@ -159,7 +159,6 @@ async def test_request_body_in_many_chunks(integration: Integration) -> None:
 
 
 async def test_handler_sees_the_disconnect_without_a_key(integration: Integration) -> None:
-    """In a request without a key, the handler sees that the client disconnects."""
     shop = Shop()
 
     app = integration.build(shop, IdempotencyMiddleware)

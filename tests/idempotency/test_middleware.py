@@ -50,7 +50,6 @@ def test_repeated_request_gets_the_stored_response() -> None:
 
 
 def test_unquoted_and_quoted_key_are_the_same() -> None:
-    """A key without quotes is the same as the key in quotes."""
     payments = PaymentsApp()
     app = IdempotencyMiddleware(payments)
 

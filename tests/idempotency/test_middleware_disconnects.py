@@ -96,7 +96,6 @@ def test_handler_without_a_key_sees_the_disconnect() -> None:
 
 
 def test_handler_sees_the_disconnect_after_its_response() -> None:
-    """A handler that waits for the disconnect after its response receives it."""
     received: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,7 +108,6 @@ def test_handler_sees_the_disconnect_after_its_response() -> None:
 
 
 async def test_waiting_task_ends_when_the_handler_fails() -> None:
-    """A task that waits for the disconnect receives it when the handler fails."""
     received: list[str] = []
     tasks: list[asyncio.Task[None]] = []
 

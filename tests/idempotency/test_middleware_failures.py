@@ -65,8 +65,6 @@ async def test_server_errors_are_stored_with_store_errors() -> None:
 
 
 async def test_incomplete_response_releases_the_key() -> None:
-    """An incomplete response is sent to the server, and its key is released."""
-
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
 

@@ -157,7 +157,6 @@ def test_mounted_path_with_and_without_root_path() -> None:
 
 
 def test_identity_function_identifies_the_caller() -> None:
-    """The `identity` function identifies the caller instead of the credentials."""
     payments = PaymentsApp()
 
     def get_tenant(scope: Scope) -> str:

@@ -12,7 +12,6 @@ import tarry.idempotency
 
 
 def test_import_loads_no_third_party_package() -> None:
-    """Importing the package does not load asyncio; its names load no third-party package."""
     program = """
 import json, sys
 import tarry.idempotency

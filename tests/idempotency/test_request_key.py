@@ -132,7 +132,6 @@ def test_every_printable_key_can_be_quoted(key: str) -> None:
 
 @given(PRINTABLE_KEYS.filter(lambda key: key == key.strip() and not set('",()[]{}') & set(key)))
 def test_unquoted_and_quoted_are_the_same_key(key: str) -> None:
-    """A key in quotes is the same as the key without quotes."""
     assert parse_key([key.encode()]) == parse_key([quote_key(key)])
 
 

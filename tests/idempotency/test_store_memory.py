@@ -234,7 +234,6 @@ def test_expire_later_does_not_wait_for_the_lock() -> None:
 
 
 def test_full_store_without_expiry_gives_no_retry_after() -> None:
-    """The error of a full store without expiring records has no retry_after."""
     store = MemoryStore(1)
     for number in range(1100):
         store.claim_now(str(number), "print", "owner", 10.0, expires=False)

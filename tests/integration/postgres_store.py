@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
 
@@ -43,16 +44,23 @@ def new_schema_url(dsn: str) -> str:
     return f"{dsn}&schema=s{next(_numbers)}"
 
 
+@asynccontextmanager
+async def open_store(url: str) -> AsyncIterator[PostgresTaskStore]:
+    """Open and close a store on a manual clock."""
+    store = PostgresTaskStore(url, clock=ManualClock())
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
 def run_on_store(url: str, main: Callable[[PostgresTaskStore], Awaitable[None]]) -> None:
     """Run a coroutine function with an open store on a manual clock."""
 
     async def run() -> None:
-        store = PostgresTaskStore(url, clock=ManualClock())
-        await store.open()
-        try:
+        async with open_store(url) as store:
             await main(store)
-        finally:
-            await store.close()
 
     asyncio.run(run())
 

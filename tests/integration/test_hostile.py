@@ -102,7 +102,6 @@ def test_result_for_a_hostile_target(hostile: HostileTargets, name: str) -> None
 
 
 def test_connection_closed_before_the_request_is_a_reset_fault(hostile: HostileTargets) -> None:
-    """A target that closes the connection before it reads the request causes a RESET fault."""
     assert Fault.RESET is send(hostile.closing_url).fault
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,7 +26,7 @@ def restartable_server() -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_name)
-def test_conformance(case: Case, shadowed_dsn: str, table: str) -> None:
+async def test_conformance(case: Case, shadowed_dsn: str, table: str) -> None:
     """PostgresStore passes the conformance suite, and calls only built-in functions.
 
     Its arguments have exactly the types that PostgreSQL infers.
@@ -37,29 +36,26 @@ def test_conformance(case: Case, shadowed_dsn: str, table: str) -> None:
     async def log_queries(connection: Any) -> None:
         connection.add_query_logger(queries.append)
 
-    async def main() -> None:
-        async with (
-            connected(shadowed_dsn) as connection,
-            asyncpg.create_pool(shadowed_dsn, min_size=0, init=log_queries) as pool,
-        ):
-            store = PostgresStore(pool, table=table)
-            twin = PostgresStore(shadowed_dsn, table=table)
+    async with (
+        connected(shadowed_dsn) as connection,
+        asyncpg.create_pool(shadowed_dsn, min_size=0, init=log_queries) as pool,
+    ):
+        store = PostgresStore(pool, table=table)
+        twin = PostgresStore(shadowed_dsn, table=table)
 
-            async def advance(seconds: float) -> None:
-                # The clock of a database cannot be set, so the records are moved into the past.
-                move_to_past = f"UPDATE {table} SET free_at = free_at - $1 * interval '1 s'"  # noqa: S608
-                await connection.execute(move_to_past, seconds)
+        async def advance(seconds: float) -> None:
+            # The clock of a database cannot be set, so the records are moved into the past.
+            move_to_past = f"UPDATE {table} SET free_at = free_at - $1 * interval '1 s'"  # noqa: S608
+            await connection.execute(move_to_past, seconds)
 
-            try:
-                await case(StoreHarness(store, twin, advance))
-            finally:
-                await store.close()
-                await twin.close()
-        statements = [(query.query, query.args) for query in queries if query.exception is None]
-        assert statements
-        assert [] == await find_wrong_parameters(shadowed_dsn, statements)
-
-    asyncio.run(main())
+        try:
+            await case(StoreHarness(store, twin, advance))
+        finally:
+            await store.close()
+            await twin.close()
+    statements = [(query.query, query.args) for query in queries if query.exception is None]
+    assert statements
+    assert [] == await find_wrong_parameters(shadowed_dsn, statements)
 
 
 def test_lease_expires_by_the_clock_of_the_server(postgres_dsn: str, table: str) -> None:

@@ -15,18 +15,14 @@ from tests.integration.postgres import asyncpg, connected, with_store
 from tests.integration.postgres_shadows import create_as_attacker
 
 
-def test_table_can_be_created_concurrently(postgres_dsn: str, table: str) -> None:
+async def test_table_can_be_created_concurrently(postgres_dsn: str, table: str) -> None:
     """Stores that create the table concurrently do not fail, and one claim gets the key."""
+    stores = [PostgresStore(postgres_dsn, table=table) for _ in range(8)]
+    claims = (store.claim("k", "print", str(number), 60) for number, store in enumerate(stores))
+    results = await asyncio.gather(*claims, return_exceptions=True)
+    await asyncio.gather(*(store.close() for store in stores))
 
-    async def main() -> None:
-        stores = [PostgresStore(postgres_dsn, table=table) for _ in range(8)]
-        claims = (store.claim("k", "print", str(number), 60) for number, store in enumerate(stores))
-        results = await asyncio.gather(*claims, return_exceptions=True)
-        await asyncio.gather(*(store.close() for store in stores))
-
-        assert [ExistingRecord] * 7 == [type(result) for result in results if result is not None]
-
-    asyncio.run(main())
+    assert [ExistingRecord] * 7 == [type(result) for result in results if result is not None]
 
 
 def test_sweep_runs_in_batches(
@@ -84,7 +80,7 @@ EXECUTE FUNCTION public.copy_{table}();
 
 
 @pytest.mark.parametrize("is_superuser", [True, False])
-def test_table_of_another_role_is_refused(
+async def test_table_of_another_role_is_refused(
     postgres_dsn: str, table: str, *, is_superuser: bool
 ) -> None:
     """No trigger of another role runs, if that role has created the table first."""
@@ -95,19 +91,16 @@ def test_table_of_another_role_is_refused(
         f"GRANT mallory TO {role}"
     )
 
-    async def main() -> None:
-        await create_as_attacker(postgres_dsn, PLANT_TABLE.format(table=table))
-        if not is_superuser:
-            async with connected(postgres_dsn) as connection:
-                await connection.execute(f"CREATE ROLE {role} LOGIN")
-        dsn = postgres_dsn.replace("//postgres@", f"//{role}@")
-        for name in (table, f"public.{table}"):
-            store = PostgresStore(dsn, table=name)
-            with pytest.raises(ConfigurationError, match=f"^{re.escape(message)}$"):
-                await store.claim("k", "print", "first", 60)
-            await store.close()
-
-    asyncio.run(main())
+    await create_as_attacker(postgres_dsn, PLANT_TABLE.format(table=table))
+    if not is_superuser:
+        async with connected(postgres_dsn) as connection:
+            await connection.execute(f"CREATE ROLE {role} LOGIN")
+    dsn = postgres_dsn.replace("//postgres@", f"//{role}@")
+    for name in (table, f"public.{table}"):
+        store = PostgresStore(dsn, table=name)
+        with pytest.raises(ConfigurationError, match=f"^{re.escape(message)}$"):
+            await store.claim("k", "print", "first", 60)
+        await store.close()
 
 
 def test_table_of_a_trusted_role_can_be_used(postgres_dsn: str, table: str) -> None:
@@ -142,17 +135,13 @@ def test_table_of_a_trusted_role_can_be_used(postgres_dsn: str, table: str) -> N
     with_store(postgres_dsn, table, test)
 
 
-def test_pool_of_the_caller_stays_open(postgres_dsn: str, table: str) -> None:
+async def test_pool_of_the_caller_stays_open(postgres_dsn: str, table: str) -> None:
     """A pool that the caller passes is used and not closed."""
-
-    async def main() -> None:
-        async with asyncpg.create_pool(postgres_dsn, min_size=0) as pool:
-            store = PostgresStore(pool, table=table)
-            assert await store.claim("k", "print", "first", 60) is None
-            await store.close()
-            assert 1 == await pool.fetchval(f"SELECT count(*) FROM {table}")  # noqa: S608
-
-    asyncio.run(main())
+    async with asyncpg.create_pool(postgres_dsn, min_size=0) as pool:
+        store = PostgresStore(pool, table=table)
+        assert await store.claim("k", "print", "first", 60) is None
+        await store.close()
+        assert 1 == await pool.fetchval(f"SELECT count(*) FROM {table}")  # noqa: S608
 
 
 class FaultyPool:
@@ -205,14 +194,10 @@ class FaultyConnection:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_claim_is_retried_on_another_connection(
+async def test_claim_is_retried_on_another_connection(
     postgres_dsn: str, table: str, error: Exception
 ) -> None:
     """A claim is retried after an error about a closed connection or a serialization failure."""
-
-    async def main() -> None:
-        async with asyncpg.create_pool(postgres_dsn, min_size=0) as pool:
-            store = PostgresStore(FaultyPool(pool, error), table=table)
-            assert await store.claim("k", "print", "first", 60) is None
-
-    asyncio.run(main())
+    async with asyncpg.create_pool(postgres_dsn, min_size=0) as pool:
+        store = PostgresStore(FaultyPool(pool, error), table=table)
+        assert await store.claim("k", "print", "first", 60) is None

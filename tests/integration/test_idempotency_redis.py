@@ -60,40 +60,32 @@ async def move_to_past(client: Any, prefix: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_name)
-def test_conformance(case: Case, redis_url: str, prefix: str) -> None:
+async def test_conformance(case: Case, redis_url: str, prefix: str) -> None:
     """RedisStore passes the conformance suite."""
-
-    async def main() -> None:
-        client = aio.Redis.from_url(redis_url)
-        store, twin = (RedisStore(redis_url, prefix=prefix) for _ in range(2))
-        try:
-            await case(
-                StoreHarness(
-                    store, twin, lambda s: move_to_past(client, prefix, s), expires_records=True
-                )
+    client = aio.Redis.from_url(redis_url)
+    store, twin = (RedisStore(redis_url, prefix=prefix) for _ in range(2))
+    try:
+        await case(
+            StoreHarness(
+                store, twin, lambda s: move_to_past(client, prefix, s), expires_records=True
             )
-        finally:
-            await store.close()
-            await twin.close()
-            await client.aclose()
-
-    asyncio.run(main())
+        )
+    finally:
+        await store.close()
+        await twin.close()
+        await client.aclose()
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_name)
-def test_conformance_on_a_cluster(case: Case, cluster_url: str, prefix: str) -> None:
+async def test_conformance_on_a_cluster(case: Case, cluster_url: str, prefix: str) -> None:
     """RedisStore passes the conformance suite on a Cluster."""
-
-    async def main() -> None:
-        async with aio.RedisCluster.from_url(cluster_url) as client:
-            store, twin = (RedisStore(client, prefix=prefix) for _ in range(2))
-            await case(
-                StoreHarness(
-                    store, twin, lambda s: move_to_past(client, prefix, s), expires_records=True
-                )
+    async with aio.RedisCluster.from_url(cluster_url) as client:
+        store, twin = (RedisStore(client, prefix=prefix) for _ in range(2))
+        await case(
+            StoreHarness(
+                store, twin, lambda s: move_to_past(client, prefix, s), expires_records=True
             )
-
-    asyncio.run(main())
+        )
 
 
 def test_lease_expires_by_the_clock_of_the_server(redis_url: str, prefix: str) -> None:
@@ -215,18 +207,14 @@ def test_unknown_scripts_are_loaded_again(restartable_server: Server, prefix: st
     with_store(restartable_server.address, prefix, test)
 
 
-def test_client_of_the_caller_stays_open(redis_url: str, prefix: str) -> None:
+async def test_client_of_the_caller_stays_open(redis_url: str, prefix: str) -> None:
     """A client that the caller passes is used and not closed."""
-
-    async def main() -> None:
-        async with aio.Redis.from_url(redis_url) as client:
-            store = RedisStore(client, prefix=prefix)
-            connection = await client.client_id()
-            assert await store.claim("k", "print", "first", 60) is None
-            await store.close()
-            assert connection == await client.client_id()
-
-    asyncio.run(main())
+    async with aio.Redis.from_url(redis_url) as client:
+        store = RedisStore(client, prefix=prefix)
+        connection = await client.client_id()
+        assert await store.claim("k", "print", "first", 60) is None
+        await store.close()
+        assert connection == await client.client_id()
 
 
 @pytest.mark.parametrize("argument", ["client", "url"])

@@ -28,7 +28,7 @@ def pgbouncer_dsn(postgres_dsn: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("options", ["", "&statement_cache=off&listen=off"])
-def test_stores_share_the_connections_of_a_pooler(pgbouncer_dsn: str, options: str) -> None:
+async def test_stores_share_the_connections_of_a_pooler(pgbouncer_dsn: str, options: str) -> None:
     """More clients than connections add, claim and finish at the same time, without an error."""
     url = new_schema_url(pgbouncer_dsn) + options
 
@@ -51,42 +51,33 @@ def test_stores_share_the_connections_of_a_pooler(pgbouncer_dsn: str, options: s
             assert [[FinishStatus.APPLIED]] * len(results) == statuses
             finished_count += len(results)
 
-    async def main() -> None:
-        stores = [PostgresTaskStore(url) for _ in range(STORE_COUNT)]
-        await asyncio.gather(*(store.open() for store in stores))
-        try:
-            assert all(store.database.is_pooled for store in stores)
-            assert not any(store.database.can_listen for store in stores)
-            await asyncio.gather(
-                *(add_and_finish(store, number) for number, store in enumerate(stores))
-            )
-            counts = (await stores[0].counters()).task_counts
-            assert (
-                STORE_COUNT * TASKS_PER_STORE == counts[Status.SUCCEEDED] + counts[Status.PENDING]
-            )
-            clients = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"
-            assert await stores[0].database.fetch_value(clients) <= POOL_SIZE
-        finally:
-            for store in stores:
-                await store.close()
-
-    asyncio.run(main())
+    stores = [PostgresTaskStore(url) for _ in range(STORE_COUNT)]
+    await asyncio.gather(*(store.open() for store in stores))
+    try:
+        assert all(store.database.is_pooled for store in stores)
+        assert not any(store.database.can_listen for store in stores)
+        await asyncio.gather(
+            *(add_and_finish(store, number) for number, store in enumerate(stores))
+        )
+        counts = (await stores[0].counters()).task_counts
+        assert STORE_COUNT * TASKS_PER_STORE == counts[Status.SUCCEEDED] + counts[Status.PENDING]
+        clients = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"
+        assert await stores[0].database.fetch_value(clients) <= POOL_SIZE
+    finally:
+        for store in stores:
+            await store.close()
 
 
-def test_no_pooler_is_found_if_there_is_none(postgres_dsn: str) -> None:
+async def test_no_pooler_is_found_if_there_is_none(postgres_dsn: str) -> None:
     """A store that is connected to the server caches statements and listens."""
-
-    async def main() -> None:
-        store = PostgresTaskStore(new_schema_url(postgres_dsn))
-        await store.open()
-        assert not store.database.is_pooled
-        assert store.database.can_listen
-        await store.ping()
-        prepared = "SELECT count(*) FROM pg_prepared_statements"
-        assert await store.database.fetch_value(prepared) > 0
-        await store.close()
-
-    asyncio.run(main())
+    store = PostgresTaskStore(new_schema_url(postgres_dsn))
+    await store.open()
+    assert not store.database.is_pooled
+    assert store.database.can_listen
+    await store.ping()
+    prepared = "SELECT count(*) FROM pg_prepared_statements"
+    assert await store.database.fetch_value(prepared) > 0
+    await store.close()
 
 
 def test_processes_behind_a_pooler_deliver_tasks(tmp_path: Path, pgbouncer_dsn: str) -> None:

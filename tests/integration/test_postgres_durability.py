@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable
 
 import pytest
 
 from tarry.errors import StoreUnavailable
 from tarry.service.store import AddStatus, NewTask, Release
-from tarry.service.stores.postgres import PostgresTaskStore
 from tarry.service.stores.postgres.group_flush import FLUSH
 from tests.integration.postgres import connected
-from tests.integration.postgres_store import new_schema_url, run_on_store
+from tests.integration.postgres_store import new_schema_url, open_store
 from tests.service.stores.harness import LEASE, retry_result, success_result, task
 
 _WRITTEN = "SELECT pg_current_wal_insert_lsn()::text"
 _IS_FLUSHED = "SELECT pg_current_wal_flush_lsn() >= $1::text::pg_lsn"
 
 
-def test_results_are_durable_when_a_call_returns(postgres_dsn: str) -> None:
+async def test_results_are_durable_when_a_call_returns(postgres_dsn: str) -> None:
     """The log is flushed up to the transactions of additions, claims, results and releases."""
-
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(new_schema_url(postgres_dsn)) as store:
         database, flush = store.database, store.database.flush
         written: list[str] = []
 
@@ -47,13 +44,12 @@ def test_results_are_durable_when_a_call_returns(postgres_dsn: str) -> None:
         [leased_callback] = (await store.claim(LEASE, limit=3, per_lane=3)).tasks
         assert await is_durable(store.finish([retry_result(leased_callback, 0)]))
 
-    run_on_store(new_schema_url(postgres_dsn), main)
 
-
-def test_a_call_fails_if_the_server_ends_connections_before_the_flush(postgres_dsn: str) -> None:
+async def test_a_call_fails_if_the_server_ends_connections_before_the_flush(
+    postgres_dsn: str,
+) -> None:
     """After a crash or failover, the commit of a call may be lost: the call has to be repeated."""
-
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(new_schema_url(postgres_dsn)) as store:
         database, flush = store.database, store.database.flush
         await store.add([NewTask(task(1))])
 
@@ -72,29 +68,20 @@ def test_a_call_fails_if_the_server_ends_connections_before_the_flush(postgres_d
         [result] = await store.add([NewTask(task(2))])
         assert AddStatus.EXISTING is result.status
 
-    run_on_store(new_schema_url(postgres_dsn), main)
 
-
-def test_a_flush_needs_no_privileges(postgres_dsn: str) -> None:
+async def test_a_flush_needs_no_privileges(postgres_dsn: str) -> None:
     """A role that owns nothing can flush."""
-
-    async def main() -> None:
-        async with connected(postgres_dsn) as connection, connection.transaction():
-            await connection.execute("CREATE ROLE flusher")
-            await connection.execute("SET LOCAL ROLE flusher")
-            await connection.fetch(FLUSH)
-            await connection.execute("RESET ROLE")
-            await connection.execute("DROP ROLE flusher")
-
-    asyncio.run(main())
+    async with connected(postgres_dsn) as connection, connection.transaction():
+        await connection.execute("CREATE ROLE flusher")
+        await connection.execute("SET LOCAL ROLE flusher")
+        await connection.fetch(FLUSH)
+        await connection.execute("RESET ROLE")
+        await connection.execute("DROP ROLE flusher")
 
 
-def test_the_setting_of_the_connection_stays_on(postgres_dsn: str) -> None:
+async def test_the_setting_of_the_connection_stays_on(postgres_dsn: str) -> None:
     """Commits are deferred for the four hot calls only; others of the connection wait for disk."""
-
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(f"{new_schema_url(postgres_dsn)}&pool_size=1") as store:
         await store.add([NewTask(task(1))])
 
         assert "on" == await store.database.fetch_value("SHOW synchronous_commit")
-
-    run_on_store(f"{new_schema_url(postgres_dsn)}&pool_size=1", main)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tarry.service.store import NewTask, Retention
 from tarry.service.stores.postgres import PostgresTaskStore
-from tests.integration.postgres_store import new_schema_url, run_on_store
+from tests.integration.postgres_store import new_schema_url, open_store
 from tests.service.stores.harness import (
     DAY_MS,
     LEASE,
@@ -33,10 +33,9 @@ async def list_days(store: PostgresTaskStore) -> list[int]:
     return sorted(int(row[0].removeprefix("attempt_day")) - FIRST_DAY for row in rows)
 
 
-def test_a_partition_is_dropped_after_its_tasks(postgres_dsn: str) -> None:
+async def test_a_partition_is_dropped_after_its_tasks(postgres_dsn: str) -> None:
     """Rows of a day are dropped with its partition; a dead letter of that day is moved before."""
-
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(new_schema_url(postgres_dsn)) as store:
         clock = store._clock
         assert isinstance(clock, ManualClock)
         assert list(range(8)) == await list_days(store)
@@ -62,13 +61,10 @@ def test_a_partition_is_dropped_after_its_tasks(postgres_dsn: str) -> None:
         assert 0 == await count_rows(store, "content")
         assert 0 == await count_rows(store, "attempt")
 
-    run_on_store(new_schema_url(postgres_dsn), main)
 
-
-def test_tasks_without_a_partition_are_stored(postgres_dsn: str) -> None:
+async def test_tasks_without_a_partition_are_stored(postgres_dsn: str) -> None:
     """A day that has no partition uses the default partition, also when others are created."""
-
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(new_schema_url(postgres_dsn)) as store:
         clock = store._clock
         assert isinstance(clock, ManualClock)
         clock.advance(20 * DAY_MS)
@@ -81,5 +77,3 @@ def test_tasks_without_a_partition_are_stored(postgres_dsn: str) -> None:
         found = await store.get_task("acme", task(1).id)
         assert found is not None
         assert found.created_at == clock.now
-
-    run_on_store(new_schema_url(postgres_dsn), main)

@@ -11,7 +11,7 @@ from tarry.service.model import Status, Task
 from tarry.service.store import NewTask, Release, Retention, StoredTaskFilter
 from tarry.service.stores.postgres import PostgresTaskStore
 from tests.integration.postgres import connected
-from tests.integration.postgres_store import new_schema_url, run_on_store
+from tests.integration.postgres_store import new_schema_url, open_store
 from tests.service.stores.harness import (
     DAY_MS,
     HOUR_MS,
@@ -87,24 +87,22 @@ async def read_tasks(store: PostgresTaskStore, leased: list[Task]) -> None:
     await store.sweep(Retention(DAY_MS, DAY_MS), 10)
 
 
-def test_no_hot_statement_scans_a_table(postgres_dsn: str) -> None:
+async def test_no_hot_statement_scans_a_table(postgres_dsn: str) -> None:
     """Adding, claiming and finishing use indexes, although the tables have no statistics."""
-
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(f"{new_schema_url(postgres_dsn)}&pool_size=1") as store:
         before = await sequential_scans(store)  # by the creation of tables
         for first_number in range(0, 100, 10):
             await write_tasks(store, first_number)
 
         assert before == await sequential_scans(store)
 
-    run_on_store(f"{new_schema_url(postgres_dsn)}&pool_size=1", main)
-
 
 @pytest.mark.parametrize("has_statistics", [True, False], ids=["analyzed", "not analyzed"])
-def test_the_cost_does_not_grow_with_waiting_tasks(postgres_dsn: str, has_statistics: bool) -> None:
+async def test_the_cost_does_not_grow_with_waiting_tasks(
+    postgres_dsn: str, has_statistics: bool
+) -> None:
     """With 3,000 waiting tasks, calls read about as many rows as with 30."""
-
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(f"{new_schema_url(postgres_dsn)}&pool_size=1") as store:
         clock = store._clock
         assert isinstance(clock, ManualClock)
         costs: list[int] = []
@@ -124,13 +122,10 @@ def test_the_cost_does_not_grow_with_waiting_tasks(postgres_dsn: str, has_statis
 
         assert costs[1] < 1.5 * costs[0] + 200
 
-    run_on_store(f"{new_schema_url(postgres_dsn)}&pool_size=1", main)
 
-
-def test_a_claim_reads_few_rows_for_each_task(postgres_dsn: str) -> None:
+async def test_a_claim_reads_few_rows_for_each_task(postgres_dsn: str) -> None:
     """A claim of 100 tasks out of 2,000 does not read other tasks of the tenant."""
-
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(f"{new_schema_url(postgres_dsn)}&pool_size=1") as store:
         for first_number in range(0, 2_000, 200):
             numbers = range(first_number, first_number + 200)
             await store.add([NewTask(task(n, f"h{n % 10}")) for n in numbers])
@@ -140,8 +135,6 @@ def test_a_claim_reads_few_rows_for_each_task(postgres_dsn: str) -> None:
 
         assert 100 == len(claimed.tasks)
         assert await rows_read(store) - before < 20 * 100
-
-    run_on_store(f"{new_schema_url(postgres_dsn)}&pool_size=1", main)
 
 
 _VERSIONS_READ = """
@@ -155,12 +148,11 @@ WHERE s.schemaname = $1
 
 
 @pytest.mark.parametrize("is_analyzed", [True, False], ids=["analyzed", "not analyzed"])
-def test_a_long_transaction_does_not_make_calls_read_old_versions_of_lanes(
+async def test_a_long_transaction_does_not_make_calls_read_old_versions_of_lanes(
     postgres_dsn: str, is_analyzed: bool
 ) -> None:
     """Each call updates its lanes and tenant, but reads only the newest versions of these rows."""
-
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(f"{new_schema_url(postgres_dsn)}&pool_size=1") as store:
         clock = store._clock
         assert isinstance(clock, ManualClock)
         due = clock.now + DAY_MS
@@ -194,13 +186,10 @@ def test_a_long_transaction_does_not_make_calls_read_old_versions_of_lanes(
 
         assert max(costs[-3:]) < 1.5 * max(costs[1:4])
 
-    run_on_store(f"{new_schema_url(postgres_dsn)}&pool_size=1", main)
 
-
-def test_a_long_transaction_does_not_make_claims_slower(postgres_dsn: str) -> None:
+async def test_a_long_transaction_does_not_make_claims_slower(postgres_dsn: str) -> None:
     """Entries of finished tasks, which cannot be removed from the index, are not read again."""
-
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(f"{new_schema_url(postgres_dsn)}&pool_size=1") as store:
         clock = store._clock
         assert isinstance(clock, ManualClock)
         entries: list[int] = []
@@ -219,5 +208,3 @@ def test_a_long_transaction_does_not_make_claims_slower(postgres_dsn: str) -> No
 
         first, last = entries[11] - entries[1], entries[-1] - entries[-11]
         assert last < 1.5 * first
-
-    run_on_store(f"{new_schema_url(postgres_dsn)}&pool_size=1", main)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import asynccontextmanager
 from importlib import import_module
 from typing import Any
@@ -13,7 +13,7 @@ from tarry.service.store import AddStatus, FinishStatus, LaneWriteStatus, NewTas
 from tarry.service.stores.postgres import PostgresTaskStore, live_tasks
 from tarry.service.stores.postgres.constants import QUOTA_LOCK
 from tarry.service.stores.postgres.database import Transaction
-from tests.integration.postgres_store import new_schema_url, run_on_store
+from tests.integration.postgres_store import new_schema_url, open_store
 from tests.service.stores.harness import (
     DAY_MS,
     LANE,
@@ -56,21 +56,15 @@ async def start(tx: Transaction, call: Awaitable[Any]) -> asyncio.Future[Any]:
     return started
 
 
-def run(dsn: str, main: Callable[[PostgresTaskStore], Awaitable[None]]) -> None:
-    """Run a test with an empty store."""
-    run_on_store(new_schema_url(dsn), main)
-
-
 def advance(store: PostgresTaskStore, ms: int) -> None:
     """Advance the clock of a store."""
     assert isinstance(store._clock, ManualClock)
     store._clock.advance(ms)
 
 
-def test_a_claim_does_not_hide_a_task_that_is_being_added(postgres_dsn: str) -> None:
+async def test_a_claim_does_not_hide_a_task_that_is_being_added(postgres_dsn: str) -> None:
     """A claim that finds nothing leaves the check time that a concurrent addition has set."""
-
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(new_schema_url(postgres_dsn)) as store:
         await store.add([NewTask(task(1), delay_ms=10 * SECOND_MS)])
         await store.cancel("acme", task(1).id)
         advance(store, 10 * SECOND_MS)
@@ -83,13 +77,10 @@ def test_a_claim_does_not_hide_a_task_that_is_being_added(postgres_dsn: str) -> 
 
         assert [2] == task_numbers(claimed.tasks)
 
-    run(postgres_dsn, main)
 
-
-def test_a_task_is_stored_if_its_lane_is_removed_meanwhile(postgres_dsn: str) -> None:
+async def test_a_task_is_stored_if_its_lane_is_removed_meanwhile(postgres_dsn: str) -> None:
     """A task whose unused lane is removed while the task is being added gets a new lane."""
-
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(new_schema_url(postgres_dsn)) as store:
         await store.pause(LANE)
         await store.resume(LANE)
         async with transaction(store) as tx:
@@ -104,10 +95,8 @@ def test_a_task_is_stored_if_its_lane_is_removed_meanwhile(postgres_dsn: str) ->
         claimed = await store.claim(LEASE, limit=10, per_lane=10)
         assert [1] == task_numbers(claimed.tasks)
 
-    run(postgres_dsn, main)
 
-
-def test_a_sweep_keeps_a_policy_of_a_task_that_is_being_added(postgres_dsn: str) -> None:
+async def test_a_sweep_keeps_a_policy_of_a_task_that_is_being_added(postgres_dsn: str) -> None:
     """A sweep does not remove the record of a deleted policy, or a replaced version, in use."""
 
     async def sweep_during_addition(store: PostgresTaskStore, policy: str, new: NewTask) -> None:
@@ -122,7 +111,7 @@ def test_a_sweep_keeps_a_policy_of_a_task_that_is_being_added(postgres_dsn: str)
             sweep = await start(tx, store.sweep(RETENTION, 100))
         await sweep
 
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(new_schema_url(postgres_dsn)) as store:
         await sweep_during_addition(store, "deleted", NewTask(task(1, policy_id="deleted")))
         referring = NewTask(task(2, policy_id="replaced", policy_version=1))
         await sweep_during_addition(store, "replaced", referring)
@@ -132,13 +121,10 @@ def test_a_sweep_keeps_a_policy_of_a_task_that_is_being_added(postgres_dsn: str)
         assert [1, 2] == sorted(task_numbers(claimed.tasks))
         assert await store.get_policy("acme", "replaced", 1) is not None
 
-    run(postgres_dsn, main)
 
-
-def test_a_sweep_keeps_a_lane_that_is_being_paused(postgres_dsn: str) -> None:
+async def test_a_sweep_keeps_a_lane_that_is_being_paused(postgres_dsn: str) -> None:
     """A sweep does not remove an unused lane between the two statements of a pause."""
-
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(new_schema_url(postgres_dsn)) as store:
         await store.pause(LANE)
         await store.resume(LANE)
         async with transaction(store) as tx:
@@ -147,13 +133,10 @@ def test_a_sweep_keeps_a_lane_that_is_being_paused(postgres_dsn: str) -> None:
 
         assert await store.get_lane(LANE) is not None
 
-    run(postgres_dsn, main)
 
-
-def test_results_with_callbacks_lock_lanes_before_tenants(postgres_dsn: str) -> None:
+async def test_results_with_callbacks_lock_lanes_before_tenants(postgres_dsn: str) -> None:
     """A result with a callback task waits for the callback's lane without locking the tenant."""
-
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(new_schema_url(postgres_dsn)) as store:
         callback = task(2, host="b")
         added = await store.add(
             [NewTask(task(1), lease_on_add=True), NewTask(task(3, host="b"))], LEASE
@@ -166,13 +149,10 @@ def test_results_with_callbacks_lock_lanes_before_tenants(postgres_dsn: str) -> 
             await tx.fetch("SELECT 1 FROM tarry.tenant FOR UPDATE")
         assert [FinishStatus.APPLIED] == await finish
 
-    run(postgres_dsn, main)
 
-
-def test_results_with_callbacks_create_lanes_before_locks(postgres_dsn: str) -> None:
+async def test_results_with_callbacks_create_lanes_before_locks(postgres_dsn: str) -> None:
     """A result waits for another process that creates the callback's lane, and locks nothing."""
-
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(new_schema_url(postgres_dsn)) as store:
         callback = task(2, host="b")
         [added] = await store.add([NewTask(task(1), lease_on_add=True)], LEASE)
         async with transaction(store) as tx:
@@ -191,13 +171,10 @@ def test_results_with_callbacks_create_lanes_before_locks(postgres_dsn: str) -> 
         assert 3 == len((await store.list_lanes("acme")).items)
         assert 3 == await store.database.fetch_value("SELECT lanes FROM tarry.tenant")
 
-    run(postgres_dsn, main)
 
-
-def test_a_pause_and_a_change_of_limits_lock_in_the_same_order(postgres_dsn: str) -> None:
+async def test_a_pause_and_a_change_of_limits_lock_in_the_same_order(postgres_dsn: str) -> None:
     """A pause that waits for a change of limits has not locked the lane."""
-
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(new_schema_url(postgres_dsn)) as store:
         await store.add([NewTask(task(1))])
         for change in (store.pause, store.resume):
             async with transaction(store) as tx:
@@ -207,13 +184,10 @@ def test_a_pause_and_a_change_of_limits_lock_in_the_same_order(postgres_dsn: str
                 await tx.fetch("SELECT 1 FROM tarry.lane WHERE name = $1 FOR UPDATE", LANE)
             assert await changed in {LaneWriteStatus.CHANGED, None}
 
-    run(postgres_dsn, main)
 
-
-def test_batches_insert_keys_in_the_same_order(postgres_dsn: str) -> None:
+async def test_batches_insert_keys_in_the_same_order(postgres_dsn: str) -> None:
     """A batch that waits for the key of one tenant has not inserted keys of later tenants."""
-
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(new_schema_url(postgres_dsn)) as store:
         await store.add([NewTask(task(1))])
         await store.add([NewTask(task(2, tenant="beta"))])
         batch = [NewTask(task(3, tenant="beta")), NewTask(task(4))]
@@ -224,13 +198,10 @@ def test_batches_insert_keys_in_the_same_order(postgres_dsn: str) -> None:
             await add_in(tx, batch[0])
         assert [AddStatus.EXISTING] * 2 == [result.status for result in await addition]
 
-    run(postgres_dsn, main)
 
-
-def test_versions_of_policies_are_locked_after_lanes(postgres_dsn: str) -> None:
+async def test_versions_of_policies_are_locked_after_lanes(postgres_dsn: str) -> None:
     """An addition or deletion that waits for a lane has not locked the version of the policy."""
-
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(new_schema_url(postgres_dsn)) as store:
         version = PolicyVersion(tenant="acme", id="webhook", version=0, document=b"1")
         await store.put_policy(version, replace=True)
         first, second = (task(n, policy_id="webhook", policy_version=1) for n in (1, 2))
@@ -247,13 +218,12 @@ def test_versions_of_policies_are_locked_after_lanes(postgres_dsn: str) -> None:
         tasks_by_version = "SELECT tasks FROM tarry.policy"
         assert 1 == await store.database.fetch_value(tasks_by_version)
 
-    run(postgres_dsn, main)
 
-
-def test_a_task_that_replaces_a_cancelled_one_locks_lanes_before_tenants(postgres_dsn: str) -> None:
+async def test_a_task_that_replaces_a_cancelled_one_locks_lanes_before_tenants(
+    postgres_dsn: str,
+) -> None:
     """A batch that waits for a lane has not locked the tenant for the task that it replaces."""
-
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(new_schema_url(postgres_dsn)) as store:
         await store.add([NewTask(task(1, key="k")), NewTask(task(2, host="b"))])
         await store.cancel("acme", task(1).id)
         batch = [NewTask(task(3, key="k")), NewTask(task(4, host="b"))]
@@ -264,13 +234,12 @@ def test_a_task_that_replaces_a_cancelled_one_locks_lanes_before_tenants(postgre
             await tx.fetch("SELECT 1 FROM tarry.tenant FOR UPDATE")
         assert [AddStatus.ADDED] * 2 == [result.status for result in await addition]
 
-    run(postgres_dsn, main)
 
-
-def test_a_resumed_lane_is_found_if_its_tenant_falls_asleep_meanwhile(postgres_dsn: str) -> None:
+async def test_a_resumed_lane_is_found_if_its_tenant_falls_asleep_meanwhile(
+    postgres_dsn: str,
+) -> None:
     """Tasks of a lane that is resumed are claimed, although a claim puts the tenant to sleep."""
-
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(new_schema_url(postgres_dsn)) as store:
         resumed = task(3, host="b")
         await store.pause(resumed.lane)
         await store.add([NewTask(task(1)), NewTask(task(2)), NewTask(resumed)])
@@ -285,5 +254,3 @@ def test_a_resumed_lane_is_found_if_its_tenant_falls_asleep_meanwhile(postgres_d
         claimed = await store.claim(LEASE, limit=10, per_lane=10)
 
         assert [3] == task_numbers(claimed.tasks)
-
-    run(postgres_dsn, main)

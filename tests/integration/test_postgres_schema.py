@@ -12,7 +12,7 @@ from tarry.service.model import Status, WorkerRecord
 from tarry.service.store import LeaseTerms, NewTask, Retention, StoreLost
 from tarry.service.stores.postgres import PostgresTaskStore, database, schema
 from tests.integration.postgres import connected
-from tests.integration.postgres_store import new_schema_url, run_on_store
+from tests.integration.postgres_store import new_schema_url, open_store, run_on_store
 from tests.service.stores.harness import DAY_MS, success_result, task
 
 asyncpg = import_module("asyncpg")
@@ -53,32 +53,31 @@ async def open_and_close(url: str) -> None:
         await store.close()
 
 
-def test_a_newer_schema_is_rejected(postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_newer_schema_is_rejected(
+    postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A tarry does not start on tables that are not compatible; the error names both versions."""
     url, newest = new_schema_url(postgres_dsn), schema.newest_version()
 
-    async def main() -> None:
-        with monkeypatch.context() as newer:
-            newer.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, ADD_COLUMNS))
-            newer.setattr(schema, "COMPATIBLE_VERSION", newest + 1)
-            await open_and_close(url)
-        message = (
-            f"have version {newest + 1}, but this tarry supports up to version {newest}: "
-            "use the newer tarry that wrote them"
-        )
-        with pytest.raises(ConfigurationError, match=message):
-            await open_and_close(url)
-
-    asyncio.run(main())
+    with monkeypatch.context() as newer:
+        newer.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, ADD_COLUMNS))
+        newer.setattr(schema, "COMPATIBLE_VERSION", newest + 1)
+        await open_and_close(url)
+    message = (
+        f"have version {newest + 1}, but this tarry supports up to version {newest}: "
+        "use the newer tarry that wrote them"
+    )
+    with pytest.raises(ConfigurationError, match=message):
+        await open_and_close(url)
 
 
-def test_an_older_process_continues_after_an_upgrade(
+async def test_an_older_process_continues_after_an_upgrade(
     postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store that is open while a newer version upgrades the tables can still use them."""
     url = new_schema_url(postgres_dsn)
 
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(url) as store:
         await store.add([NewTask(task(1))])
         with monkeypatch.context() as newer:
             newer.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, ADD_COLUMNS))
@@ -91,11 +90,9 @@ def test_an_older_process_continues_after_an_upgrade(
         await store.sweep(Retention(DAY_MS, DAY_MS), 10)
         assert 2 == (await store.counters()).task_counts[Status.SUCCEEDED]
 
-    run_on_store(url, main)
-
 
 @pytest.mark.parametrize("isolation", ["read committed", "serializable"])
-def test_a_process_that_waited_for_the_lock_finds_the_tables(
+async def test_a_process_that_waited_for_the_lock_finds_the_tables(
     postgres_dsn: str, monkeypatch: pytest.MonkeyPatch, isolation: str
 ) -> None:
     """A process creates no tables if another has created them while it waited for the lock.
@@ -106,20 +103,17 @@ def test_a_process_that_waited_for_the_lock_finds_the_tables(
     monkeypatch.setattr(schema, "MIGRATIONS", (CREATE_META,))
     tables = schema.Schema(database.parse_url(new_schema_url(postgres_dsn)).schema)
 
-    async def main() -> None:
-        settings = {"default_transaction_isolation": isolation}
-        async with (
-            connected(postgres_dsn) as holder,
-            connected(postgres_dsn, **settings) as first,
-            connected(postgres_dsn, **settings) as second,
-        ):
-            async with holder.transaction():
-                await holder.execute(LOCK_MIGRATIONS, tables.name)
-                upgrades = [asyncio.create_task(tables.upgrade(each)) for each in (first, second)]
-                await holder.execute(WAIT_FOR_BOTH)
-            await asyncio.gather(*upgrades)
-
-    asyncio.run(main())
+    settings = {"default_transaction_isolation": isolation}
+    async with (
+        connected(postgres_dsn) as holder,
+        connected(postgres_dsn, **settings) as first,
+        connected(postgres_dsn, **settings) as second,
+    ):
+        async with holder.transaction():
+            await holder.execute(LOCK_MIGRATIONS, tables.name)
+            upgrades = [asyncio.create_task(tables.upgrade(each)) for each in (first, second)]
+            await holder.execute(WAIT_FOR_BOTH)
+        await asyncio.gather(*upgrades)
 
 
 def test_processes_that_start_together_create_the_tables_once(postgres_dsn: str) -> None:
@@ -137,19 +131,16 @@ def test_processes_that_start_together_create_the_tables_once(postgres_dsn: str)
         asyncio.run(start_together())
 
 
-def test_a_migration_may_take_longer_than_a_call(
+async def test_a_migration_may_take_longer_than_a_call(
     postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The timeout of calls does not interrupt the upgrade of large tables."""
     monkeypatch.setattr(database, "CALL_TIMEOUT_S", 2.0)
     monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, "SELECT pg_sleep(2.5)"))
 
-    async def main() -> None:
-        opened = database.Database(new_schema_url(postgres_dsn))
-        await opened.open()
-        await opened.close()
-
-    asyncio.run(main())
+    opened = database.Database(new_schema_url(postgres_dsn))
+    await opened.open()
+    await opened.close()
 
 
 def test_a_failed_migration_is_rolled_back(
@@ -173,13 +164,13 @@ def test_a_failed_migration_is_rolled_back(
     run_on_store(url, check)
 
 
-def test_a_migration_does_not_deadlock_with_calls(
+async def test_a_migration_does_not_deadlock_with_calls(
     postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A migration gives up its locks if it waits for a transaction that may wait for them."""
     url = new_schema_url(postgres_dsn)
 
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(url) as store:
         async with connected(postgres_dsn) as other:
             transaction = other.transaction()
             await transaction.start()
@@ -195,14 +186,12 @@ def test_a_migration_does_not_deadlock_with_calls(
         version = "SELECT value FROM tarry.meta WHERE name = 'schema_version'"
         assert schema.newest_version() + 1 == await store.database.fetch_value(version)
 
-    run_on_store(url, main)
 
-
-def test_an_old_schema_is_rejected(postgres_dsn: str) -> None:
+async def test_an_old_schema_is_rejected(postgres_dsn: str) -> None:
     """Tables of a version that was never released cannot be used; the error says what to do."""
     url, oldest = new_schema_url(postgres_dsn), schema.newest_version()
 
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(url) as store:
         await store.database.fetch(
             "UPDATE tarry.meta SET value = $1 WHERE name LIKE '%_version'", oldest - 1
         )
@@ -210,47 +199,41 @@ def test_an_old_schema_is_rejected(postgres_dsn: str) -> None:
         with pytest.raises(ConfigurationError, match=message):
             await open_and_close(url)
 
-    run_on_store(url, main)
-
 
 @pytest.mark.parametrize("loss", ["DROP SCHEMA {} CASCADE", "TRUNCATE {}.meta"])
-def test_tables_that_were_recreated_are_noticed(postgres_dsn: str, loss: str) -> None:
+async def test_tables_that_were_recreated_are_noticed(postgres_dsn: str, loss: str) -> None:
     """A process finds that its tables were replaced or emptied, and does not use them.
 
     It works again after a restart, or when the rows of the table have been restored.
     """
-
-    async def main() -> None:
-        url = new_schema_url(postgres_dsn)
-        old, new = PostgresTaskStore(url), PostgresTaskStore(url)
-        await old.open()
-        await old.ping()
-        name = old.database.schema.name
-        async with connected(postgres_dsn) as connection:
-            rows = await connection.fetch(f'SELECT name, value FROM "{name}".meta')  # noqa: S608
-            await connection.execute(loss.format(f'"{name}"'))
-        if "DROP" in loss:
-            await new.open()
-            await new.close()
-        message = f"tables in schema {name} were emptied or recreated"
-        for call in (
-            old.ping(),
-            old.add([NewTask(task(1))]),
-            old.find_api_key(b"digest"),
-            old.record_worker(WorkerRecord(name="worker", host="host", pid=1, role="all")),
-        ):
-            with pytest.raises(StoreLost, match=message):
-                await call
-        if "DROP" in loss:
-            await old.close()
-            await old.open()
-            assert 0 == (await old.counters()).task_counts[Status.PENDING]
-        else:
-            async with connected(postgres_dsn) as connection:
-                insert = f'INSERT INTO "{name}".meta VALUES ($1, $2)'  # noqa: S608
-                await connection.executemany(insert, [tuple(row) for row in rows])
-        await old.ping()
-        await old.add([NewTask(task(1))])
+    url = new_schema_url(postgres_dsn)
+    old, new = PostgresTaskStore(url), PostgresTaskStore(url)
+    await old.open()
+    await old.ping()
+    name = old.database.schema.name
+    async with connected(postgres_dsn) as connection:
+        rows = await connection.fetch(f'SELECT name, value FROM "{name}".meta')  # noqa: S608
+        await connection.execute(loss.format(f'"{name}"'))
+    if "DROP" in loss:
+        await new.open()
+        await new.close()
+    message = f"tables in schema {name} were emptied or recreated"
+    for call in (
+        old.ping(),
+        old.add([NewTask(task(1))]),
+        old.find_api_key(b"digest"),
+        old.record_worker(WorkerRecord(name="worker", host="host", pid=1, role="all")),
+    ):
+        with pytest.raises(StoreLost, match=message):
+            await call
+    if "DROP" in loss:
         await old.close()
-
-    asyncio.run(main())
+        await old.open()
+        assert 0 == (await old.counters()).task_counts[Status.PENDING]
+    else:
+        async with connected(postgres_dsn) as connection:
+            insert = f'INSERT INTO "{name}".meta VALUES ($1, $2)'  # noqa: S608
+            await connection.executemany(insert, [tuple(row) for row in rows])
+    await old.ping()
+    await old.add([NewTask(task(1))])
+    await old.close()

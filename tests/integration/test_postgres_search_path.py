@@ -16,7 +16,7 @@ from tarry.service.store import LeaseTerms, NewTask
 from tarry.service.stores.postgres import PostgresTaskStore
 from tests.integration.postgres import SEARCH_PATH, connected
 from tests.integration.postgres_shadows import create_as_attacker
-from tests.integration.postgres_store import new_schema_url, run_case, run_on_store
+from tests.integration.postgres_store import new_schema_url, open_store, run_case, run_on_store
 from tests.integration.servers import pgbouncer_server
 from tests.service.stores.conformance.suite import CASES, Case, case_name
 from tests.service.stores.harness import success_result, task
@@ -39,10 +39,9 @@ def pgbouncer_dsn(shadowed_dsn: str) -> Iterator[str]:
         yield server.address.replace("/postgres?", "/shadowed?")
 
 
-def test_a_function_of_another_role_is_not_called(postgres_dsn: str) -> None:
+async def test_a_function_of_another_role_is_not_called(postgres_dsn: str) -> None:
     """A role that creates a function with the name of a built-in one does not get an API key."""
-
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(new_schema_url(postgres_dsn)) as store:
         await create_as_attacker(postgres_dsn, store.database.sql(ADD_API_KEY))
         try:
             await store.add([NewTask(task(1)), NewTask(task(2, "other"))])
@@ -54,8 +53,6 @@ def test_a_function_of_another_role_is_not_called(postgres_dsn: str) -> None:
             async with connected(postgres_dsn) as connection:
                 await connection.execute("DROP FUNCTION public.cardinality(integer[])")
 
-    run_on_store(new_schema_url(postgres_dsn), main)
-
 
 @pytest.mark.parametrize("case", CASES[::5], ids=case_name)
 def test_only_built_in_functions_are_called_behind_a_pooler(
@@ -65,14 +62,14 @@ def test_only_built_in_functions_are_called_behind_a_pooler(
     run_case(pgbouncer_dsn, case, shadowed_dsn)
 
 
-def test_each_function_has_a_search_path(postgres_dsn: str) -> None:
+async def test_each_function_has_a_search_path(postgres_dsn: str) -> None:
     """A function finds built-in functions only, or its names were resolved when it was created."""
     functions = """
         SELECT p.proname, p.proconfig, p.prosqlbody IS NOT NULL FROM pg_proc AS p
         WHERE p.pronamespace = $1::regnamespace
     """
 
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(new_schema_url(postgres_dsn)) as store:
         async with connected(postgres_dsn) as connection:
             rows = await connection.fetch(functions, store.database.options.schema)
         unsafe = [
@@ -83,18 +80,13 @@ def test_each_function_has_a_search_path(postgres_dsn: str) -> None:
         assert len(rows) > 20
         assert [] == unsafe
 
-    run_on_store(new_schema_url(postgres_dsn), main)
 
-
-def test_each_connection_has_a_search_path(postgres_dsn: str) -> None:
+async def test_each_connection_has_a_search_path(postgres_dsn: str) -> None:
     """A setting in the URL or of the role does not change the search_path of the store."""
-
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(f"{new_schema_url(postgres_dsn)}&search_path=public") as store:
         assert not store.database.is_pooled
         path = await store.database.fetch_value("SHOW search_path")
         assert path == SEARCH_PATH
-
-    run_on_store(f"{new_schema_url(postgres_dsn)}&search_path=public", main)
 
 
 def test_a_schema_in_which_all_roles_may_create_functions_is_refused(

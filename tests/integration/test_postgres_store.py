@@ -75,73 +75,60 @@ def test_claims_find_the_tasks_of_many_tenants(postgres_dsn: str) -> None:
     run_case(postgres_dsn, case)
 
 
-def test_a_server_that_may_lose_tasks_is_refused(
+async def test_a_server_that_may_lose_tasks_is_refused(
     postgres_dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Settings with which commits may be lost are logged, or refused with `strict_durability`."""
-
-    async def main() -> None:
-        store = PostgresTaskStore(postgres_dsn)
-        await store.open()
-        await store.close()
-        strict_store = PostgresTaskStore(postgres_dsn, strict_durability=True)
-        with pytest.raises(ConfigurationError, match="strict_durability is set; fsync is off"):
-            await strict_store.open()
-        await strict_store.close()
-
-    asyncio.run(main())
+    store = PostgresTaskStore(postgres_dsn)
+    await store.open()
+    await store.close()
+    strict_store = PostgresTaskStore(postgres_dsn, strict_durability=True)
+    with pytest.raises(ConfigurationError, match="strict_durability is set; fsync is off"):
+        await strict_store.open()
+    await strict_store.close()
     assert "PostgreSQL may lose acknowledged tasks: fsync is off" in caplog.text
 
 
-def test_a_login_that_is_refused_later_is_temporary(postgres_dsn: str) -> None:
+async def test_a_login_that_is_refused_later_is_temporary(postgres_dsn: str) -> None:
     """While the server refuses new connections, an open store is unavailable, then it continues."""
-
-    async def main() -> None:
-        url = new_schema_url(postgres_dsn).replace("postgres@", "rotated@", 1)
-        async with connected(postgres_dsn) as operator:
-            await operator.execute("CREATE ROLE rotated LOGIN SUPERUSER")
-            store = PostgresTaskStore(url)
-            await store.open()
-            await store.add([NewTask(task(1))])
-            [leased] = (await store.claim(LEASE, limit=1, per_lane=1)).tasks
-            await operator.execute("ALTER ROLE rotated NOLOGIN")
-            await operator.execute(
-                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
-                "WHERE usename = 'rotated'"
-            )
-            for _ in range(3):
-                with pytest.raises(StoreUnavailable):
-                    await store.finish([success_result(leased)])
-            late_store = PostgresTaskStore(url)
-            with pytest.raises(ConfigurationError, match="refused the connection"):
-                await late_store.open()
-            await late_store.close()
-            await operator.execute("ALTER ROLE rotated LOGIN")
-            assert [FinishStatus.APPLIED] == await store.finish([success_result(leased)])
-            await store.close()
-
-    asyncio.run(main())
-
-
-def test_a_result_is_stored_after_a_permission_was_revoked(postgres_dsn: str) -> None:
-    """While the user of the store must not write, calls raise StoreUnavailable."""
-
-    async def main() -> None:
-        url = new_schema_url(postgres_dsn).replace("postgres@", "limited@", 1)
-        async with connected(postgres_dsn) as operator:
-            await operator.execute(
-                "CREATE ROLE limited LOGIN; GRANT ALL ON DATABASE postgres TO limited"
-            )
-            store = PostgresTaskStore(url)
-            await store.open()
-            await store.add([NewTask(task(1))])
-            [leased] = (await store.claim(LEASE, limit=1, per_lane=1)).tasks
-            tables = f"ALL TABLES IN SCHEMA {store.database.options.schema}"
-            await operator.execute(f"REVOKE ALL ON {tables} FROM limited")
-            with pytest.raises(StoreUnavailable, match="permission denied"):
+    url = new_schema_url(postgres_dsn).replace("postgres@", "rotated@", 1)
+    async with connected(postgres_dsn) as operator:
+        await operator.execute("CREATE ROLE rotated LOGIN SUPERUSER")
+        store = PostgresTaskStore(url)
+        await store.open()
+        await store.add([NewTask(task(1))])
+        [leased] = (await store.claim(LEASE, limit=1, per_lane=1)).tasks
+        await operator.execute("ALTER ROLE rotated NOLOGIN")
+        await operator.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = 'rotated'"
+        )
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable):
                 await store.finish([success_result(leased)])
-            await operator.execute(f"GRANT ALL ON {tables} TO limited")
-            assert [FinishStatus.APPLIED] == await store.finish([success_result(leased)])
-            await store.close()
+        late_store = PostgresTaskStore(url)
+        with pytest.raises(ConfigurationError, match="refused the connection"):
+            await late_store.open()
+        await late_store.close()
+        await operator.execute("ALTER ROLE rotated LOGIN")
+        assert [FinishStatus.APPLIED] == await store.finish([success_result(leased)])
+        await store.close()
 
-    asyncio.run(main())
+
+async def test_a_result_is_stored_after_a_permission_was_revoked(postgres_dsn: str) -> None:
+    """While the user of the store must not write, calls raise StoreUnavailable."""
+    url = new_schema_url(postgres_dsn).replace("postgres@", "limited@", 1)
+    async with connected(postgres_dsn) as operator:
+        await operator.execute(
+            "CREATE ROLE limited LOGIN; GRANT ALL ON DATABASE postgres TO limited"
+        )
+        store = PostgresTaskStore(url)
+        await store.open()
+        await store.add([NewTask(task(1))])
+        [leased] = (await store.claim(LEASE, limit=1, per_lane=1)).tasks
+        tables = f"ALL TABLES IN SCHEMA {store.database.options.schema}"
+        await operator.execute(f"REVOKE ALL ON {tables} FROM limited")
+        with pytest.raises(StoreUnavailable, match="permission denied"):
+            await store.finish([success_result(leased)])
+        await operator.execute(f"GRANT ALL ON {tables} TO limited")
+        assert [FinishStatus.APPLIED] == await store.finish([success_result(leased)])
+        await store.close()

@@ -166,31 +166,28 @@ async def finish_all(store: PostgresTaskStore) -> None:
         await asyncio.sleep(min(0.2, (claimed.next_at - claimed.now) / 1000))
 
 
-def test_the_tables_stay_consistent(postgres_dsn: str) -> None:
+async def test_the_tables_stay_consistent(postgres_dsn: str) -> None:
     """After random calls of several processes, counters match, and no task is lost or locked."""
     url = f"{new_schema_url(postgres_dsn)}&pool_size=3"
 
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            stores = [PostgresTaskStore(url) for _ in range(STORE_COUNT)]
-            for store in stores:
-                stack.push_async_callback(store.close)
-                await store.open()
-            leased: list[Task] = []
-            workers = [
-                Worker(number, stores[number % STORE_COUNT], leased)
-                for number in range(1, WORKER_COUNT + 1)
-            ]
-            await asyncio.gather(*(worker.run() for worker in workers))
+    async with AsyncExitStack() as stack:
+        stores = [PostgresTaskStore(url) for _ in range(STORE_COUNT)]
+        for store in stores:
+            stack.push_async_callback(store.close)
+            await store.open()
+        leased: list[Task] = []
+        workers = [
+            Worker(number, stores[number % STORE_COUNT], leased)
+            for number in range(1, WORKER_COUNT + 1)
+        ]
+        await asyncio.gather(*(worker.run() for worker in workers))
 
-            await snapshot(stores[0])  # checks the counters
-            found = {
-                name: await stores[0].database.fetch_value(query)
-                for name, query in INCONSISTENCIES.items()
-            }
-            assert dict.fromkeys(INCONSISTENCIES, 0) == found
-            await finish_all(stores[0])
-            counts = (await stores[0].counters()).task_counts
-            assert (0, 0) == (counts[Status.PENDING], counts[Status.IN_FLIGHT])
-
-    asyncio.run(main())
+        await snapshot(stores[0])  # checks the counters
+        found = {
+            name: await stores[0].database.fetch_value(query)
+            for name, query in INCONSISTENCIES.items()
+        }
+        assert dict.fromkeys(INCONSISTENCIES, 0) == found
+        await finish_all(stores[0])
+        counts = (await stores[0].counters()).task_counts
+        assert (0, 0) == (counts[Status.PENDING], counts[Status.IN_FLIGHT])

@@ -21,7 +21,7 @@ from tarry.service.store import (
 )
 from tarry.service.stores.postgres import PostgresTaskStore, database
 from tests.integration.postgres import connected
-from tests.integration.postgres_store import new_schema_url, run_on_store
+from tests.integration.postgres_store import new_schema_url, open_store
 from tests.integration.servers import postgres_server
 from tests.service.stores.harness import (
     LANE,
@@ -149,11 +149,11 @@ def test_another_process_is_woken(postgres_dsn: str) -> None:
     run_on_stores(new_schema_url(postgres_dsn), 2, main)
 
 
-def test_text_from_outside_is_stored_unchanged(postgres_dsn: str) -> None:
+async def test_text_from_outside_is_stored_unchanged(postgres_dsn: str) -> None:
     """NUL and other control characters, quotes and any Unicode text are returned as given."""
     text = "a\0b\x1a'\"\\%_$1 ü\U0001f600\x1a0"
 
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(new_schema_url(postgres_dsn)) as store:
         new = task(1, key=text, policy_id=text, owned_body_ref=text, lane=f"acme/{text}")
         [added] = await store.add([NewTask(new, lease_on_add=True)], LeaseTerms(text, 1000, 1000))
         assert added.leased
@@ -176,13 +176,12 @@ def test_text_from_outside_is_stored_unchanged(postgres_dsn: str) -> None:
         assert (text, text) == (listed.tenant, listed.id)
         assert new.lane in {lane.name for lane in (await store.list_lanes("acme")).items}
 
-    run_on_store(new_schema_url(postgres_dsn), main)
 
-
-def test_the_store_works_without_prepared_statements(postgres_dsn: str) -> None:
+async def test_the_store_works_without_prepared_statements(postgres_dsn: str) -> None:
     """With `statement_cache=off`, no statement and no lock is left in the connection."""
-
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(
+        f"{new_schema_url(postgres_dsn)}&statement_cache=off&pool_size=1"
+    ) as store:
         [added] = await store.add([NewTask(task(1), lease_on_add=True)], LEASE)
         await store.finish([retry_result(added.task, 0)])
         [leased] = (await store.claim(LEASE, limit=1, per_lane=1)).tasks
@@ -194,13 +193,12 @@ def test_the_store_works_without_prepared_statements(postgres_dsn: str) -> None:
                 "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
             )
 
-    run_on_store(f"{new_schema_url(postgres_dsn)}&statement_cache=off&pool_size=1", main)
 
-
-def test_a_long_transaction_of_another_client_does_not_stop_the_store(postgres_dsn: str) -> None:
+async def test_a_long_transaction_of_another_client_does_not_stop_the_store(
+    postgres_dsn: str,
+) -> None:
     """Calls continue while another client has an open transaction that has read the tables."""
-
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(new_schema_url(postgres_dsn)) as store:
         clock = store._clock
         assert isinstance(clock, ManualClock)
         async with connected(postgres_dsn) as other:
@@ -215,58 +213,48 @@ def test_a_long_transaction_of_another_client_does_not_stop_the_store(postgres_d
             assert 20 == (await store.counters()).task_counts[Status.SUCCEEDED]
             await transaction.rollback()
 
-    run_on_store(new_schema_url(postgres_dsn), main)
 
-
-def test_a_database_that_does_not_exist_is_a_configuration_error(postgres_dsn: str) -> None:
+async def test_a_database_that_does_not_exist_is_a_configuration_error(postgres_dsn: str) -> None:
     """The error names the server, and not the password."""
     url = postgres_dsn.replace("postgres@/postgres", "postgres:s3cret@/missing")
 
-    async def main() -> None:
-        store = PostgresTaskStore(url)
-        with pytest.raises(ConfigurationError, match='database "missing" does not exist') as caught:
-            await store.open()
-        assert "s3cret" not in str(caught.value)
-        await store.close()
-
-    asyncio.run(main())
+    store = PostgresTaskStore(url)
+    with pytest.raises(ConfigurationError, match='database "missing" does not exist') as caught:
+        await store.open()
+    assert "s3cret" not in str(caught.value)
+    await store.close()
 
 
-def test_the_store_reconnects_after_a_restart_of_the_server() -> None:
+async def test_the_store_reconnects_after_a_restart_of_the_server() -> None:
     """While the server is down, every call raises StoreUnavailable; afterwards calls succeed."""
+    with postgres_server() as server:
+        store = PostgresTaskStore(server.address)
+        with pytest.raises(StoreUnavailable, match="not open"):
+            await store.ping()
+        await store.open()
+        woken = asyncio.Event()
+        store.listen(woken.set)
+        await woken.wait()
+        woken.clear()
+        [added] = await store.add([NewTask(task(1), 0, lease_on_add=True)], LEASE)
+        server.stop()
+        for call in (store.ping, lambda: store.claim(LEASE, limit=1, per_lane=1)):
+            with pytest.raises(StoreUnavailable):
+                await call()
+        server.start()
 
-    async def main() -> None:
-        with postgres_server() as server:
-            store = PostgresTaskStore(server.address)
-            with pytest.raises(StoreUnavailable, match="not open"):
-                await store.ping()
-            await store.open()
-            woken = asyncio.Event()
-            store.listen(woken.set)
-            await woken.wait()
-            woken.clear()
-            [added] = await store.add([NewTask(task(1), 0, lease_on_add=True)], LEASE)
-            server.stop()
-            for call in (store.ping, lambda: store.claim(LEASE, limit=1, per_lane=1)):
-                with pytest.raises(StoreUnavailable):
-                    await call()
-            server.start()
-
-            [status] = await store.finish([success_result(added.task)])
-            assert FinishStatus.APPLIED is status
-            await woken.wait()  # listens again
-            await store.close()
-
-    asyncio.run(main())
+        [status] = await store.finish([success_result(added.task)])
+        assert FinishStatus.APPLIED is status
+        await woken.wait()  # listens again
+        await store.close()
 
 
 @pytest.mark.parametrize("iteration", range(1, 4))
-def test_a_store_closes_while_its_listener_loses_its_connection(
+async def test_a_store_closes_while_its_listener_loses_its_connection(
     postgres_dsn: str, iteration: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The listener ends although its connection is closed when it is cancelled."""
-
-    async def main(store: PostgresTaskStore) -> None:
+    async with open_store(new_schema_url(postgres_dsn)) as store:
         connections: list[Any] = []
         connect, woken = store.database.connect, asyncio.Event()
 
@@ -282,41 +270,34 @@ def test_a_store_closes_while_its_listener_loses_its_connection(
             await asyncio.sleep(0)
         await store.close()
 
-    run_on_store(new_schema_url(postgres_dsn), main)
 
-
-def test_a_server_that_is_away_at_the_start_is_unavailable(postgres_dsn: str) -> None:
+async def test_a_server_that_is_away_at_the_start_is_unavailable(postgres_dsn: str) -> None:
     """Opening a store fails with StoreUnavailable if there is no server."""
-
-    async def main() -> None:
-        store = PostgresTaskStore(postgres_dsn.partition("?")[0] + "?host=/nowhere")
-        with pytest.raises(StoreUnavailable):
-            await store.open()
-        await store.close()
-
-    asyncio.run(main())
+    store = PostgresTaskStore(postgres_dsn.partition("?")[0] + "?host=/nowhere")
+    with pytest.raises(StoreUnavailable):
+        await store.open()
+    await store.close()
 
 
-def test_a_server_that_does_not_respond_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_does_not_respond_is_unavailable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A call ends after its timeout, and calls succeed again when the server responds."""
     monkeypatch.setattr(database, "CALL_TIMEOUT_S", 0.3)
     monkeypatch.setattr(database, "CONNECT_TIMEOUT_S", 0.3)
 
-    async def main() -> None:
-        with postgres_server() as server:
-            store = PostgresTaskStore(server.address)
-            await store.open()
-            with server.suspended():
-                for _ in range(2):
-                    with pytest.raises(StoreUnavailable):
-                        await store.ping()
-            for _ in range(20):
-                try:
+    with postgres_server() as server:
+        store = PostgresTaskStore(server.address)
+        await store.open()
+        with server.suspended():
+            for _ in range(2):
+                with pytest.raises(StoreUnavailable):
                     await store.ping()
-                except StoreUnavailable:  # a machine under load
-                    continue
-                break
-            assert await store.ping() > 0
-            await store.close()
-
-    asyncio.run(main())
+        for _ in range(20):
+            try:
+                await store.ping()
+            except StoreUnavailable:  # a machine under load
+                continue
+            break
+        assert await store.ping() > 0
+        await store.close()

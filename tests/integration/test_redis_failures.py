@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from importlib import import_module
 from itertools import count
 from pathlib import Path
@@ -55,17 +55,24 @@ def nodes() -> Iterator[list[ClusterNode]]:
         yield running_nodes
 
 
+@asynccontextmanager
+async def open_store(url: str) -> AsyncIterator[RedisTaskStore]:
+    """Open and close a new store, which uses the clock of the server."""
+    separator = "&" if "?" in url else "?"
+    store = RedisTaskStore(f"{url}{separator}prefix=failures-{next(_numbers)}")
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
 def run_on(url: str, main: Callable[[RedisTaskStore], Awaitable[None]]) -> None:
-    """Run a coroutine function with a new store, which uses the clock of the server."""
+    """Run a coroutine function with a new store."""
 
     async def run() -> None:
-        separator = "&" if "?" in url else "?"
-        store = RedisTaskStore(f"{url}{separator}prefix=failures-{next(_numbers)}")
-        await store.open()
-        try:
+        async with open_store(url) as store:
             await main(store)
-        finally:
-            await store.close()
 
     asyncio.run(run())
 
@@ -84,10 +91,9 @@ async def retry_until_available(call: Callable[[], Awaitable[Any]]) -> Any:
             await asyncio.sleep(0.05)
 
 
-def test_a_store_works_again_after_a_restart(server: Server) -> None:
+async def test_a_store_works_again_after_a_restart(server: Server) -> None:
     """Calls raise StoreUnavailable while the server is down; acknowledged tasks are still there."""
-
-    async def main(store: RedisTaskStore) -> None:
+    async with open_store(single_url(server)) as store:
         await store.add([NewTask(task(1))])
         server.stop()
         for call in (store.ping, store.counters, lambda: store.add([NewTask(task(2))])):
@@ -98,13 +104,10 @@ def test_a_store_works_again_after_a_restart(server: Server) -> None:
         claimed = await store.claim(LEASE, limit=5, per_lane=5)
         assert [1] == task_numbers(claimed.tasks)
 
-    run_on(single_url(server), main)
 
-
-def test_wakeups_continue_after_a_restart(server: Server) -> None:
+async def test_wakeups_continue_after_a_restart(server: Server) -> None:
     """A store that listens subscribes again, and can be closed while the server is down."""
-
-    async def main(store: RedisTaskStore) -> None:
+    async with open_store(single_url(server)) as store:
         woken = asyncio.Event()
         store.listen(woken.set)
         await woken.wait()  # the subscription
@@ -119,13 +122,10 @@ def test_wakeups_continue_after_a_restart(server: Server) -> None:
         finally:
             server.start()
 
-    run_on(single_url(server), main)
 
-
-def test_closing_waits_for_running_calls(server: Server) -> None:
+async def test_closing_waits_for_running_calls(server: Server) -> None:
     """A call that was made before `close` has its result, and a later one is refused."""
-
-    async def main(store: RedisTaskStore) -> None:
+    async with open_store(single_url(server)) as store:
         calls = [asyncio.ensure_future(store.add([NewTask(task(n))])) for n in range(40)]
         await asyncio.sleep(0)
         await store.close()
@@ -134,21 +134,17 @@ def test_closing_waits_for_running_calls(server: Server) -> None:
         with pytest.raises(StoreUnavailable, match="not open"):
             await store.ping()
 
-    run_on(single_url(server), main)
 
-
-def test_a_server_that_hangs_is_unavailable(
+async def test_a_server_that_hangs_is_unavailable(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call ends with StoreUnavailable after the timeout, and the next one reconnects."""
     monkeypatch.setattr(server_client, "_REPLY_TIMEOUT_S", 0.2)
 
-    async def main(store: RedisTaskStore) -> None:
+    async with open_store(single_url(server)) as store:
         with server.suspended(), pytest.raises(StoreUnavailable, match="no reply in time"):
             await store.ping()
         await retry_until_available(store.ping)
-
-    run_on(single_url(server), main)
 
 
 def test_all_connections_are_replaced_after_one_was_reset(server: Server) -> None:
@@ -166,10 +162,9 @@ def test_all_connections_are_replaced_after_one_was_reset(server: Server) -> Non
         run_on(f"redis://127.0.0.1:{proxy.port}", main)
 
 
-def test_a_full_server_changes_nothing(server: Server) -> None:
+async def test_a_full_server_changes_nothing(server: Server) -> None:
     """Without memory, a batch raises StoreUnavailable and none of its tasks is stored."""
-
-    async def main(store: RedisTaskStore) -> None:
+    async with open_store(single_url(server)) as store:
         await store.add([NewTask(task(1))])
         with redis.Redis.from_url(server.address) as client:
             client.config_set("maxmemory", 1)
@@ -182,13 +177,10 @@ def test_a_full_server_changes_nothing(server: Server) -> None:
         [added] = await store.add([NewTask(task(2))])
         assert AddStatus.ADDED is added.status
 
-    run_on(single_url(server), main)
 
-
-def test_a_full_server_still_finishes_tasks(server: Server) -> None:
+async def test_a_full_server_still_finishes_tasks(server: Server) -> None:
     """Without memory, stored tasks are leased, finished and removed, which frees memory."""
-
-    async def main(store: RedisTaskStore) -> None:
+    async with open_store(single_url(server)) as store:
         await store.add([NewTask(task(number)) for number in range(3)])
         [lost] = (await store.claim(OTHER_LEASE, limit=1, per_lane=1)).tasks
         with redis.Redis.from_url(server.address) as client:
@@ -210,13 +202,10 @@ def test_a_full_server_still_finishes_tasks(server: Server) -> None:
             finally:
                 client.config_set("maxmemory", 0)
 
-    run_on(single_url(server), main)
 
-
-def test_a_task_is_cancelled_on_a_full_server(server: Server) -> None:
+async def test_a_task_is_cancelled_on_a_full_server(server: Server) -> None:
     """Without memory, the cancellation of a leased task can be requested."""
-
-    async def main(store: RedisTaskStore) -> None:
+    async with open_store(single_url(server)) as store:
         await store.add([NewTask(task(1))])
         [leased] = (await store.claim(LEASE, limit=1, per_lane=1)).tasks
         with redis.Redis.from_url(server.address) as client:
@@ -226,13 +215,10 @@ def test_a_task_is_cancelled_on_a_full_server(server: Server) -> None:
             finally:
                 client.config_set("maxmemory", 0)
 
-    run_on(single_url(server), main)
 
-
-def test_a_replica_is_unavailable(server: Server) -> None:
+async def test_a_replica_is_unavailable(server: Server) -> None:
     """A server that has become a replica refuses writes, until it is a primary again."""
-
-    async def main(store: RedisTaskStore) -> None:
+    async with open_store(single_url(server)) as store:
         with redis.Redis.from_url(server.address) as client:
             client.execute_command("REPLICAOF", "127.0.0.1", 1)
             try:
@@ -242,8 +228,6 @@ def test_a_replica_is_unavailable(server: Server) -> None:
                 client.execute_command("REPLICAOF", "NO", "ONE")
         [added] = await store.add([NewTask(task(1))])
         assert AddStatus.ADDED is added.status
-
-    run_on(single_url(server), main)
 
 
 def test_a_store_reconnects_when_its_address_has_a_new_primary(
@@ -352,11 +336,16 @@ def test_a_script_that_was_killed_is_repeated(server: Server) -> None:
 
 
 @pytest.mark.parametrize("command", ["evalsha", "del"])
-def test_results_are_stored_after_permissions_were_revoked(server: Server, command: str) -> None:
+async def test_results_are_stored_after_permissions_were_revoked(
+    server: Server, command: str
+) -> None:
     """Without the permission to run scripts, or commands in them, results are written later."""
     user = f"worker-{command}"
 
-    async def main(store: RedisTaskStore) -> None:
+    with redis.Redis.from_url(server.address) as client:
+        permissions = ("on", ">secret", "~*", "&*", "+@all")
+        client.execute_command("ACL", "SETUSER", user, *permissions)
+    async with open_store(single_url(server).replace("://", f"://{user}:secret@")) as store:
         await store.add([NewTask(task(1))])
         [leased] = (await store.claim(LEASE, limit=1, per_lane=1)).tasks
         with redis.Redis.from_url(server.address) as client:
@@ -366,36 +355,28 @@ def test_results_are_stored_after_permissions_were_revoked(server: Server, comma
             client.execute_command("ACL", "SETUSER", user, f"+{command}")
         assert [FinishStatus.APPLIED] == await store.finish([success_result(leased)])
 
-    with redis.Redis.from_url(server.address) as client:
-        permissions = ("on", ">secret", "~*", "&*", "+@all")
-        client.execute_command("ACL", "SETUSER", user, *permissions)
-    run_on(single_url(server).replace("://", f"://{user}:secret@"), main)
 
-
-def test_the_number_of_partitions_cannot_be_changed(server: Server) -> None:
+async def test_the_number_of_partitions_cannot_be_changed(server: Server) -> None:
     """A store with another number of partitions would not find its tenants, so it does not open."""
-
-    async def main() -> None:
-        url = f"{single_url(server)}?prefix=failures-{next(_numbers)}"
-        first = RedisTaskStore(f"{url}&partitions=3")
-        await first.open()
-        await first.close()
-        second = RedisTaskStore(f"{url}&partitions=4")
-        with pytest.raises(ConfigurationError, match="has 3 partitions"):
-            await second.open()
-        await second.close()
-        third = RedisTaskStore(url)
-        await third.open()
-        await third.add([NewTask(task(1))])
-        await third.close()
-
-    asyncio.run(main())
+    url = f"{single_url(server)}?prefix=failures-{next(_numbers)}"
+    first = RedisTaskStore(f"{url}&partitions=3")
+    await first.open()
+    await first.close()
+    second = RedisTaskStore(f"{url}&partitions=4")
+    with pytest.raises(ConfigurationError, match="has 3 partitions"):
+        await second.open()
+    await second.close()
+    third = RedisTaskStore(url)
+    await third.open()
+    await third.add([NewTask(task(1))])
+    await third.close()
 
 
-def test_a_late_release_keeps_newer_leases(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_late_release_keeps_newer_leases(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A release that Redis executes after the client has given up changes only older leases."""
-
-    async def main(store: RedisTaskStore) -> None:
+    async with open_store(single_url(server)) as store:
         await store.add([NewTask(task(1))])
         await store.claim(LEASE, limit=1, per_lane=1)  # its reply was lost
         run, late_calls = store.connection.run, []
@@ -419,32 +400,26 @@ def test_a_late_release_keeps_newer_leases(server: Server, monkeypatch: pytest.M
 
         assert [FinishStatus.APPLIED] == await store.finish([success_result(leased)])
 
-    run_on(single_url(server), main)
 
-
-def test_a_newer_schema_is_rejected(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_newer_schema_is_rejected(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tarry does not start on a store that is not compatible; a running process continues."""
-
-    async def main() -> None:
-        url = f"{single_url(server)}?prefix=failures-{next(_numbers)}"
-        with monkeypatch.context() as newer:
-            newer.setattr(opening, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
-            newer.setattr(opening, "COMPATIBLE_VERSION", SCHEMA_VERSION + 1)
-            running = RedisTaskStore(url)
-            await running.open()
-        older = RedisTaskStore(url)
-        message = (
-            f"has schema version {SCHEMA_VERSION + 1}, but this tarry supports up to version "
-            f"{SCHEMA_VERSION}: use the newer tarry that created the store"
-        )
-        with pytest.raises(ConfigurationError, match=message):
-            await older.open()
-        await older.close()
-        await running.add([NewTask(task(1))])
-        assert {Status.PENDING: 1} == await counts(running)
-        await running.close()
-
-    asyncio.run(main())
+    url = f"{single_url(server)}?prefix=failures-{next(_numbers)}"
+    with monkeypatch.context() as newer:
+        newer.setattr(opening, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
+        newer.setattr(opening, "COMPATIBLE_VERSION", SCHEMA_VERSION + 1)
+        running = RedisTaskStore(url)
+        await running.open()
+    older = RedisTaskStore(url)
+    message = (
+        f"has schema version {SCHEMA_VERSION + 1}, but this tarry supports up to version "
+        f"{SCHEMA_VERSION}: use the newer tarry that created the store"
+    )
+    with pytest.raises(ConfigurationError, match=message):
+        await older.open()
+    await older.close()
+    await running.add([NewTask(task(1))])
+    assert {Status.PENDING: 1} == await counts(running)
+    await running.close()
 
 
 async def counts(store: RedisTaskStore) -> dict[Status, int]:
@@ -464,10 +439,9 @@ def find_primary(nodes: list[ClusterNode], slot: int) -> int:
     return next(n for n in range(3) if slot < 16_384 * (n + 1) // 3)
 
 
-def test_a_slot_is_moved_to_another_node(nodes: list[ClusterNode]) -> None:
+async def test_a_slot_is_moved_to_another_node(nodes: list[ClusterNode]) -> None:
     """While keys are moved one by one, calls fail and change nothing; then all data is there."""
-
-    async def main(store: RedisTaskStore) -> None:
+    async with open_store(cluster_url(nodes)) as store:
         await store.add([NewTask(task(number)) for number in range(20)])
         claimed = await store.claim(LEASE, limit=10, per_lane=10)
         slot = nodes[0].client.execute_command("CLUSTER KEYSLOT", "{0}")
@@ -497,16 +471,15 @@ def test_a_slot_is_moved_to_another_node(nodes: list[ClusterNode]) -> None:
         assert {Status.PENDING: 10, Status.SUCCEEDED: 10} == await counts(store)
         assert 20 == len((await store.list_tasks("acme", StoredTaskFilter())).items)
 
-    run_on(cluster_url(nodes), main)
 
-
-def test_a_replica_takes_over(nodes: list[ClusterNode]) -> None:
+async def test_a_replica_takes_over(nodes: list[ClusterNode]) -> None:
     """After a primary was killed, the store continues with its replica, without a restart."""
     slot = nodes[0].client.execute_command("CLUSTER KEYSLOT", "{1}")
     primary = find_primary(nodes, slot)
     other = (primary + 1) % 3
 
-    async def main(store: RedisTaskStore) -> None:
+    url = cluster_url(nodes, other).replace("partitions=1", "partitions=2")
+    async with open_store(url) as store:
         # Find a tenant in partition 1, whose primary is killed.
         tenant = next(f"t{n}" for n in range(99) if find_partition(f"t{n}", 2) == 1)
         new_tasks = [NewTask(task(number, tenant=tenant)) for number in range(5)]
@@ -521,9 +494,6 @@ def test_a_replica_takes_over(nodes: list[ClusterNode]) -> None:
         assert added.status in {AddStatus.ADDED, AddStatus.EXISTING}
         found = (await store.list_tasks(tenant, StoredTaskFilter())).items
         assert {0, 1, 2, 3, 4, 11} <= set(task_numbers(found))
-
-    url = cluster_url(nodes, other).replace("partitions=1", "partitions=2")
-    run_on(url, main)
 
 
 def test_other_partitions_are_served_while_a_node_is_down() -> None:
@@ -590,10 +560,9 @@ def test_a_node_that_hangs_does_not_delay_the_tasks_of_others(
         run_on(cluster_url(cluster).replace("partitions=1", "partitions=16"), main)
 
 
-def test_a_flushed_server_is_not_used_until_it_is_restored(server: Server) -> None:
+async def test_a_flushed_server_is_not_used_until_it_is_restored(server: Server) -> None:
     """All calls fail, also for API keys, and nothing is written to the empty server."""
-
-    async def main(store: RedisTaskStore) -> None:
+    async with open_store(single_url(server)) as store:
         await store.add([NewTask(task(1))])
         with redis.Redis.from_url(server.address) as client:
             backup = {key: client.dump(key) for key in client.scan_iter()}
@@ -613,95 +582,81 @@ def test_a_flushed_server_is_not_used_until_it_is_restored(server: Server) -> No
                 client.restore(key, 0, value)
         assert [1] == task_numbers((await store.claim(LEASE, limit=5, per_lane=5)).tasks)
 
-    run_on(single_url(server), main)
 
-
-def test_a_process_does_not_use_the_store_that_has_replaced_its_own(server: Server) -> None:
+async def test_a_process_does_not_use_the_store_that_has_replaced_its_own(server: Server) -> None:
     """A process that starts on a flushed server creates a new store, which others do not use."""
     url = f"{single_url(server)}?prefix=replaced"
 
-    async def main() -> None:
-        old, new = RedisTaskStore(url), RedisTaskStore(url)
-        await old.open()
-        with redis.Redis.from_url(server.address) as client:
-            client.flushall()
-        await new.open()
-        await new.add([NewTask(task(1))])
-        with pytest.raises(StoreLost, match="replaced by the data of another store"):
-            await old.add([NewTask(task(2))])
-        await old.close()
-        await old.open()
-        assert 1 == (await counts(old))[Status.PENDING]
-        await old.close()
-        await new.close()
-
-    asyncio.run(main())
+    old, new = RedisTaskStore(url), RedisTaskStore(url)
+    await old.open()
+    with redis.Redis.from_url(server.address) as client:
+        client.flushall()
+    await new.open()
+    await new.add([NewTask(task(1))])
+    with pytest.raises(StoreLost, match="replaced by the data of another store"):
+        await old.add([NewTask(task(2))])
+    await old.close()
+    await old.open()
+    assert 1 == (await counts(old))[Status.PENDING]
+    await old.close()
+    await new.close()
 
 
-def test_a_store_without_all_of_its_partitions_does_not_open(
+async def test_a_store_without_all_of_its_partitions_does_not_open(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An empty partition beside others is lost, until an operator writes its identity."""
     url = f"{single_url(server)}?prefix=partial&partitions=4"
 
-    async def main() -> None:
-        with redis.Redis.from_url(server.address) as client:
-            store = RedisTaskStore(url)
-            await store.open()
-            assert 1 == caplog.text.count("created an empty store at redis")
-            identity = client.hget("partial:{0}:meta", "identity")
-            for partition, fields in (
-                (3, {"identity": identity}),
-                (0, {"identity": identity, "partitions": 4, "schema": 1, "compatible": 1}),
-            ):
-                client.delete(*client.keys(f"partial:{{{partition}}}:*"))
-                with pytest.raises(StoreLost, match=rf"partial:\{{{partition}\}} on .* is empty"):
-                    await RedisTaskStore(url).open()
-                with pytest.raises(StoreLost, match=identity.decode()):
-                    await store.ping()
-                client.hset(f"partial:{{{partition}}}:meta", mapping=fields)
+    with redis.Redis.from_url(server.address) as client:
+        store = RedisTaskStore(url)
+        await store.open()
+        assert 1 == caplog.text.count("created an empty store at redis")
+        identity = client.hget("partial:{0}:meta", "identity")
+        for partition, fields in (
+            (3, {"identity": identity}),
+            (0, {"identity": identity, "partitions": 4, "schema": 1, "compatible": 1}),
+        ):
+            client.delete(*client.keys(f"partial:{{{partition}}}:*"))
+            with pytest.raises(StoreLost, match=rf"partial:\{{{partition}\}} on .* is empty"):
+                await RedisTaskStore(url).open()
+            with pytest.raises(StoreLost, match=identity.decode()):
                 await store.ping()
-                await store.close()
-                await store.open()
-                await store.ping()
+            client.hset(f"partial:{{{partition}}}:meta", mapping=fields)
+            await store.ping()
             await store.close()
-            assert 1 == caplog.text.count("created an empty store")
+            await store.open()
+            await store.ping()
+        await store.close()
+        assert 1 == caplog.text.count("created an empty store")
 
-    asyncio.run(main())
 
-
-def test_a_creation_that_was_interrupted_is_continued(server: Server) -> None:
+async def test_a_creation_that_was_interrupted_is_continued(server: Server) -> None:
     """A process that was killed before it had marked all partitions does not look like a loss."""
     url = f"{single_url(server)}?prefix=interrupted&partitions=4"
 
-    async def main() -> None:
-        with redis.Redis.from_url(server.address) as client:
-            store = RedisTaskStore(url)
-            await store.open()
-            await store.close()
-            client.hdel("interrupted:{0}:meta", "complete")
-            client.delete("interrupted:{2}:meta", "interrupted:{3}:meta")
-            await store.open()
-            await store.ping()
-            await store.close()
-            identities = {client.hget(f"interrupted:{{{n}}}:meta", "identity") for n in range(4)}
-            assert 1 == len(identities - {None})
-
-    asyncio.run(main())
+    with redis.Redis.from_url(server.address) as client:
+        store = RedisTaskStore(url)
+        await store.open()
+        await store.close()
+        client.hdel("interrupted:{0}:meta", "complete")
+        client.delete("interrupted:{2}:meta", "interrupted:{3}:meta")
+        await store.open()
+        await store.ping()
+        await store.close()
+        identities = {client.hget(f"interrupted:{{{n}}}:meta", "identity") for n in range(4)}
+        assert 1 == len(identities - {None})
 
 
-def test_stores_that_are_opened_at_the_same_time_create_one_store(server: Server) -> None:
+async def test_stores_that_are_opened_at_the_same_time_create_one_store(server: Server) -> None:
     """All processes that start on an empty server get the same identity."""
     url = f"{single_url(server)}?prefix=together&partitions=8"
 
-    async def main() -> None:
-        stores = [RedisTaskStore(url) for _ in range(8)]
-        await asyncio.gather(*(store.open() for store in stores))
-        for store in stores:
-            await store.ping()
-            await store.close()
-
-    asyncio.run(main())
+    stores = [RedisTaskStore(url) for _ in range(8)]
+    await asyncio.gather(*(store.open() for store in stores))
+    for store in stores:
+        await store.ping()
+        await store.close()
 
 
 def test_a_flushed_node_does_not_stop_the_tasks_of_other_nodes() -> None:

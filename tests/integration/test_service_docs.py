@@ -242,7 +242,6 @@ def test_output_on_the_page_matches(
 
 @pytest.mark.parametrize("page", PAGES, ids=relative_path)
 def test_page_closes_clients_and_servers(page: Path) -> None:
-    """The code of a page closes each client and server that it opens."""
     code = "\n".join(block.text for block in blocks_of(page))
     clients = re.findall(r"^(\w+) = tarry\.Client\(", code, re.MULTILINE)
     servers = re.findall(r"^(\w+) = HTTPServer\(", code, re.MULTILINE)

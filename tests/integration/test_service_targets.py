@@ -142,7 +142,6 @@ def test_connection_closed_before_the_request_is_retried(
 
 
 def test_error_class_of_an_unknown_name_and_a_closed_port(running_service: Service) -> None:
-    """The error class is `dns` for an unknown name and `refused` for a closed port."""
     for url, error_class in (
         ("http://unknown.invalid/", "dns"),
         ("http://127.0.0.1:1/", "refused"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import os
 import socket
@@ -53,7 +52,7 @@ def run_tarry(*arguments: str, **variables: str) -> subprocess.CompletedProcess[
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
 
 
-def test_clients_verify_the_certificate(tls_service: Service, authority: Authority) -> None:
+async def test_clients_verify_the_certificate(tls_service: Service, authority: Authority) -> None:
     """Both clients send tasks over TLS with the CA file, and refuse the certificate without it."""
     url = f"https://127.0.0.1:{tls_service.port}"
     ca_file = str(authority.ca_file)
@@ -69,11 +68,8 @@ def test_clients_verify_the_certificate(tls_service: Service, authority: Authori
     ):
         client.health()
 
-    async def main() -> None:
-        async with tarry.AsyncClient(url, ca_file=ca_file) as client:
-            assert (await client.health()).ready
-
-    asyncio.run(main())
+    async with tarry.AsyncClient(url, ca_file=ca_file) as client:
+        assert (await client.health()).ready
 
 
 def test_command_line_uses_the_ca_file(tls_service: Service, authority: Authority) -> None:

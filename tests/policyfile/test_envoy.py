@@ -75,7 +75,6 @@ def test_policy_without_total_budget_has_no_timeout() -> None:
 
 
 def test_one_attempt_has_no_retry_policy() -> None:
-    """A policy with one attempt has no retry policy and no differences."""
     result = export(Policy(max_attempts=1), budget={"kind": "ratio"})
 
     assert {"cluster": "payments", "timeout": "0s"} == result.documents[0]["routes"][0]["route"]
@@ -188,7 +187,6 @@ def test_throttled_delay_is_reported_if_a_delay_is_shorter(
     delays: tuple[float, ...],
     reported: bool,
 ) -> None:
-    """`throttled_delay` is a difference if a delay of the schedule is shorter."""
     policy = policy_without_differences(
         max_attempts=3, backoff=Schedule(delays), throttled_delay=1.0
     )

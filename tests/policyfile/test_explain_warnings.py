@@ -140,7 +140,6 @@ def test_long_limits_in_seconds(limits: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_presets_have_no_warnings(name: str) -> None:
-    """The presets of tarry have no warnings."""
     assert [] == find_warnings(Defence(PRESETS[name]))
 
 

@@ -182,7 +182,6 @@ def test_no_statuses() -> None:
 
 
 def test_breaker_and_limiter_are_left_out() -> None:
-    """The breaker and the limiter are left out; each is reported as a difference."""
     result = to_gateway_api(
         new_defence(breaker={"consecutive": 5}, limiter={"kind": "in-flight", "limit": 3}), host="a"
     )

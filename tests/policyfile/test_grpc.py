@@ -188,7 +188,6 @@ def test_other_budgets_become_a_similar_throttle(
 
 
 def test_breaker_and_limiter_are_left_out() -> None:
-    """The breaker and the limiter are left out; each is reported as a difference."""
     result = to_grpc(new_defence(breaker={}, limiter={"kind": "aimd"}))
 
     assert ["breaker", "limiter.kind", *COMMON_DIFFERENCES] == differing_fields(result)

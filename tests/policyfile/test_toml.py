@@ -56,7 +56,6 @@ consecutive = 5
 
 
 def test_empty_dict_is_an_empty_string() -> None:
-    """An empty dict is written as an empty string."""
     assert "" == toml.dumps({})
 
 
@@ -66,7 +65,6 @@ def test_nested_tables_have_dotted_headers() -> None:
 
 
 def test_tables_in_a_list_are_inline() -> None:
-    """Tables in a list are written inline."""
     assert 'a = [{ b = 1, c = "x" }, {}]\n' == toml.dumps({"a": [{"b": 1, "c": "x"}, {}]})
 
 

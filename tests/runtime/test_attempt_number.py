@@ -106,7 +106,6 @@ def test_nested_call_has_its_own_numbers(driver: Driver, clock: VirtualClock) ->
 
 @pytest.mark.parametrize("driver", ASYNC_DRIVERS, ids=str)
 def test_nested_async_call_has_its_own_numbers(driver: Driver, clock: VirtualClock) -> None:
-    """In a nested async call the number is that of the inner call."""
     inner_numbers = Numbers(attempts=2)
     inner = driver.wrap(inner_numbers.acall)
     seen: list[int] = []
@@ -142,7 +141,6 @@ def test_deadline_inside_an_attempt_keeps_the_number(clock: VirtualClock) -> Non
 
 
 def test_retry_keeps_the_deadline_around_the_call(clock: VirtualClock) -> None:
-    """The scope of a retry has the deadline of the scope around it."""
     seen: list[float | None] = []
 
     @tarry.retry(on=ConnectionError)

@@ -39,7 +39,6 @@ def test_call_that_succeeds_is_recorded(
 
 @every_driver
 def test_call_that_fails_is_recorded(driver: Driver, clock: VirtualClock) -> None:
-    """A call that fails is recorded with the record that its error has."""
     with tarry.record_calls() as records, pytest.raises(ConnectionError) as caught:
         driver.run(clock, Dependency(clock, Step(raises=ConnectionError())), attempts=2)
 

@@ -56,7 +56,6 @@ def test_coroutine_function_as_on_of_a_plain_call_is_rejected(
 def test_coroutine_function_as_until_of_a_plain_call_is_rejected(
     predicate: Any, name: str, plain_call: str
 ) -> None:
-    """A coroutine function as `until` is rejected if a plain function is retried."""
     rule = f"until is the coroutine function {name}, which only an async call can await"
     with pytest.raises(tarry.ConfigurationTypeError, match=rule):
         PLAIN_CALLS[plain_call](on=OSError, until=predicate)
@@ -64,7 +63,6 @@ def test_coroutine_function_as_until_of_a_plain_call_is_rejected(
 
 @pytest.mark.parametrize("argument", ["on", "until", "fallback", "on_retry"])
 def test_async_generator_function_as_an_argument_is_rejected(argument: str) -> None:
-    """An async generator function is rejected as an argument, also for async calls."""
     options: dict[str, Any] = {"on": OSError, argument: async_items}
     with pytest.raises(tarry.ConfigurationTypeError, match=f"^{argument} must .* async_items$"):
         tarry.retry(**options)
@@ -73,7 +71,6 @@ def test_async_generator_function_as_an_argument_is_rejected(argument: str) -> N
 def test_async_generator_function_as_fallback_of_a_hedged_call_is_rejected(
     clock: VirtualClock,
 ) -> None:
-    """An async generator function is rejected as the fallback of a hedged call."""
     fallback: Any = async_items
 
     async def main() -> None:
@@ -84,7 +81,6 @@ def test_async_generator_function_as_fallback_of_a_hedged_call_is_rejected(
 
 
 def test_coroutine_function_as_on_of_a_hedged_call_is_rejected() -> None:
-    """A coroutine function as `on` of a hedged call is rejected."""
     predicate: Any = async_predicate
     with pytest.raises(tarry.ConfigurationTypeError, match=r"^on must .* async_predicate$"):
         tarry.hedge_sync(lambda: None, after=1, on=predicate)

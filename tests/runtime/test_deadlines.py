@@ -49,7 +49,6 @@ def test_remaining_time_without_a_deadline() -> None:
 
 
 def test_remaining_time_decreases(clock: VirtualClock) -> None:
-    """The remaining time decreases to 0."""
     with tarry.deadline(2):
         assert approximately(2) == tarry.remaining()
         clock.advance(1.5)
@@ -60,7 +59,6 @@ def test_remaining_time_decreases(clock: VirtualClock) -> None:
 
 
 def test_longer_inner_deadline_does_not_extend_the_outer_one(clock: VirtualClock) -> None:
-    """A longer inner deadline does not extend the outer one."""
     with tarry.deadline(1), tarry.deadline(10):
         assert approximately(1) == tarry.remaining()
 
@@ -74,7 +72,6 @@ def test_shorter_inner_deadline_applies_to_its_block(clock: VirtualClock) -> Non
 
 
 def test_error_removes_the_deadline_of_its_block(clock: VirtualClock) -> None:
-    """A deadline is removed when an error leaves its block."""
     with pytest.raises(ValueError, match="left"), tarry.deadline(1):
         raise ValueError("left")
 
@@ -194,7 +191,6 @@ def test_call_after_the_deadline_is_rejected(
 
 @every_driver
 def test_call_rejected_for_its_deadline_is_not_counted(driver: Driver, clock: VirtualClock) -> None:
-    """A call that is rejected for its deadline does not count as a failure of the downstream."""
     payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1))
     dependency = Dependency(clock, OK)
 

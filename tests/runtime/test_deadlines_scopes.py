@@ -27,13 +27,11 @@ def stream() -> Generator[float | None]:
 
 
 def test_generator_removes_its_deadline_at_its_end(clock: VirtualClock) -> None:
-    """A generator that yields inside a deadline removes the deadline at its end."""
     assert [5.0, 5.0] == [None if left is None else round(left, 6) for left in stream()]
     assert tarry.remaining() is None
 
 
 def test_closed_generator_removes_its_deadline(clock: VirtualClock) -> None:
-    """A generator that is closed inside a deadline removes the deadline."""
     generator = stream()
     next(generator)
     generator.close()

@@ -67,7 +67,6 @@ def test_keys_are_as_long_as_random_keys() -> None:
 
 
 def test_derive_key_uses_the_current_request() -> None:
-    """`derive_key` derives the key from the current request."""
     token = current_request.set(GuardedRequest("record"))
     try:
         assert GuardedRequest("record").derive_key("charge") == derive_key("charge")
@@ -76,7 +75,6 @@ def test_derive_key_uses_the_current_request() -> None:
 
 
 def test_derive_key_without_a_request_is_random() -> None:
-    """Outside of a request with a key, each key is random."""
     assert derive_key("charge") != derive_key("charge")
 
 

@@ -71,7 +71,6 @@ def test_live_downstreams_while_another_thread_adds_one(monkeypatch: pytest.Monk
 
 @every_driver
 def test_retry_and_success_change_balance_and_latency(driver: Driver, clock: VirtualClock) -> None:
-    """A retry lowers the balance, and a success adds its latency."""
     payments = Downstream("payments", breaker=tarry.Breaker(), budget=tarry.TokenBudget("aws-2020"))
     with pytest.raises(ConnectionError):
         driver.run(clock, Dependency(clock, FAIL), downstream=payments, attempts=2)
@@ -85,7 +84,6 @@ def test_retry_and_success_change_balance_and_latency(driver: Driver, clock: Vir
 
 @every_driver
 def test_success_after_retries_refunds_the_last_one(driver: Driver, clock: VirtualClock) -> None:
-    """A success after retries refunds the cost of the last retry."""
     payments = Downstream("payments", budget=tarry.TokenBudget("aws-2020"))
 
     driver.run(clock, Dependency(clock, FAIL, FAIL, OK), downstream=payments)
@@ -95,7 +93,6 @@ def test_success_after_retries_refunds_the_last_one(driver: Driver, clock: Virtu
 
 @every_driver
 def test_permanent_failures_do_not_count(driver: Driver, clock: VirtualClock) -> None:
-    """A permanent error does not count as a failure of the dependency."""
     payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1))
 
     with pytest.raises(ValueError, match="bad input"):
@@ -153,7 +150,6 @@ def test_error_of_until_is_raised(driver: Driver, clock: VirtualClock) -> None:
 def test_rate_limit_delay_on_an_event_loop_raises_blocking_wait(
     loop: str, clock: VirtualClock
 ) -> None:
-    """A rate limit delay of a plain function on an event loop raises BlockingWait."""
     payments = Downstream("payments", limiter=tarry.AdaptiveRate(), max_in_flight=1)
     throttled = tarry.Outcome(tarry.Kind.THROTTLED)
     with pytest.raises(ConnectionError):
@@ -278,7 +274,6 @@ def test_error_that_cannot_be_copied() -> None:
 
 
 def test_forced_open_breaker_has_no_cause(clock: VirtualClock) -> None:
-    """The error of a breaker that an operator opened has no cause."""
     payments = downstream_with_probe()
     with pytest.raises(ConnectionError):
         DRIVERS[0].run(clock, Dependency(clock, FAIL), downstream=payments)
@@ -337,7 +332,6 @@ def test_force_emits_one_event() -> None:
 
 
 def test_force_without_a_breaker() -> None:
-    """`force` without a breaker is rejected."""
     with pytest.raises(tarry.ConfigurationError, match="has no breaker"):
         Downstream("payments").force("open")
 

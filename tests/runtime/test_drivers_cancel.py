@@ -242,7 +242,6 @@ def test_every_attempt_times_out(driver: Driver, clock: VirtualClock) -> None:
 
 @async_drivers
 def test_budget_charges_a_retry_after_a_timeout(driver: Driver, clock: VirtualClock) -> None:
-    """A retry after a timeout has the budget's cost of timeouts."""
     payments = Downstream("payments", budget=tarry.TokenBudget("aws-2020"))
 
     with pytest.raises(tarry.AttemptTimeout):
@@ -306,6 +305,5 @@ def test_timeout_of_a_plain_attempt(driver: Driver, clock: VirtualClock) -> None
 
 
 def test_timeout_of_a_plain_block_is_rejected() -> None:
-    """A timeout for a plain block is rejected, with advice."""
     with pytest.raises(tarry.ConfigurationError, match="timeout cannot interrupt the body of"):
         iter(tarry.attempts(on=ConnectionError, timeout=1))

@@ -217,7 +217,6 @@ def event_types(events: list[Event]) -> list[type[Event]]:
 def test_note_has_attempts_waits_and_reason(
     driver: Driver, steps: tuple[Step, ...], note: str, clock: VirtualClock
 ) -> None:
-    """The note has the number of attempts, the time waited and the reason."""
     with pytest.raises((ConnectionError, ValueError)) as caught:
         driver.run(clock, Dependency(clock, *steps))
 
@@ -311,5 +310,4 @@ def test_record_has_every_step(driver: Driver, clock: VirtualClock) -> None:
 
 
 def test_error_of_other_code_has_no_record() -> None:
-    """`record_of` returns None for an error of other code."""
     assert None is tarry.record_of(ConnectionError())

@@ -200,8 +200,6 @@ def test_hedged_call_returns_its_fallback(clock: VirtualClock) -> None:
 
 
 def test_hedged_plain_call_returns_its_fallback() -> None:
-    """`hedge_sync` returns its fallback as `hedge` does."""
-
     def fail(error: type[Exception]) -> str:
         raise error
 

@@ -174,7 +174,6 @@ def test_close_that_is_ignored(clock: VirtualClock) -> None:
 
 
 def test_error_after_the_first_item_is_not_retried(clock: VirtualClock) -> None:
-    """A generator that fails after its first item is not retried."""
     starts = 0
 
     @retry
@@ -281,7 +280,6 @@ def test_async_close(loop: str, clock: VirtualClock) -> None:
 
 @both_loops
 def test_async_error_after_the_first_item_is_not_retried(loop: str, clock: VirtualClock) -> None:
-    """An async generator that fails after its first item is not retried."""
     starts = 0
 
     @retry
@@ -303,7 +301,6 @@ def test_async_error_after_the_first_item_is_not_retried(loop: str, clock: Virtu
 
 @both_loops
 def test_async_generator_without_items(loop: str, clock: VirtualClock) -> None:
-    """An async generator that ends without an item is a success."""
     calls = 0
 
     @retry

@@ -161,7 +161,6 @@ def test_error_that_was_not_retried_below_is_retried_above(
 def test_loop_with_one_attempt_leaves_retries_to_the_outer_one(
     driver: Driver, clock: VirtualClock
 ) -> None:
-    """An outer loop retries errors of an inner loop with one attempt."""
     dependency = Dependency(clock, FAIL, OK)
     inner = driver.wrap(function_for(driver, dependency), attempts=1)
     outer = driver.wrap(inner)
@@ -186,7 +185,6 @@ def test_rejection_below_is_not_retried_above(driver: Driver, clock: VirtualCloc
 
 @every_driver
 def test_inner_loop_stops_before_the_outer_deadline(driver: Driver, clock: VirtualClock) -> None:
-    """An inner loop stops before the deadline of the outer loop."""
     dependency = Dependency(clock, FAIL)
     inner = driver.wrap(function_for(driver, dependency), attempts=100, deadline=50)
     outer = driver.wrap(inner, deadline=1)

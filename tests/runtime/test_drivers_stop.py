@@ -52,7 +52,6 @@ def test_stop_function_ends_the_call(driver: Driver, clock: VirtualClock) -> Non
 def test_call_continues_while_the_function_returns_false(
     driver: Driver, clock: VirtualClock
 ) -> None:
-    """If the function returns False, the call is retried."""
     dependency = Dependency(clock, FAIL, FAIL, OK)
 
     assert "done" == driver.run(clock, dependency, stop=lambda _: False)

@@ -16,7 +16,6 @@ sync_drivers = pytest.mark.parametrize("driver", SYNC_DRIVERS, ids=str)
 
 
 def test_token_stays_cancelled() -> None:
-    """A cancelled token stays cancelled."""
     token = CancelToken()
 
     assert not token.cancelled
@@ -137,7 +136,6 @@ def test_cancelled_during_a_rate_limit_delay(driver: Driver, clock: VirtualClock
 
 @sync_drivers
 def test_each_cancelled_call_raises_a_new_error(driver: Driver, clock: VirtualClock) -> None:
-    """Each cancelled call raises a new error object."""
     token = CancelToken()
     token.cancel()
     errors = []

@@ -85,7 +85,6 @@ def test_a_coroutine_instead_of_a_function() -> None:
 
 
 def test_attempts_without_on() -> None:
-    """`attempts` without `on` is rejected."""
     with pytest.raises(tarry.ConfigurationTypeError, match="on is missing"):
         tarry.attempts()
 

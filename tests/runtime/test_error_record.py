@@ -86,7 +86,6 @@ def raise_after_handling(loader: FailingLoader) -> None:
 def test_error_caused_by_a_retried_error_is_not_retried(
     clock: VirtualClock, translate: Callable[[FailingLoader], None], calls: int
 ) -> None:
-    """An error chained to a retried error is not retried; an error that is not chained is."""
     loader = FailingLoader()
 
     with pytest.raises(TranslatedError):

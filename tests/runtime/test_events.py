@@ -24,7 +24,6 @@ def operations(events: list[tarry.Event]) -> list[str]:
 
 
 def test_listener_gets_events_until_it_is_removed() -> None:
-    """A listener gets the events from `listen` to `remove`."""
     received: list[tarry.Event] = []
 
     tarry.call(succeed, on=ConnectionError, name="before")

@@ -48,7 +48,6 @@ NAME = f"{__name__}.load"
     ids=["function", "partial", "method", "object", "class", "builtin", "method without a module"],
 )
 def test_operation_has_the_names_of_function_and_module(fn: Callable[..., Any], name: str) -> None:
-    """An operation is named after the function with its module, if the function has a module."""
     assert name == operation_of(fn)
 
 

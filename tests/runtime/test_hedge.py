@@ -92,7 +92,6 @@ def test_first_copy_may_win(loop: str, clock: VirtualClock) -> None:
 
 @both_loops
 def test_copies_are_sent_one_after_another(loop: str, clock: VirtualClock) -> None:
-    """With three attempts, the copies are sent one after another."""
     replica = Replica((10, "first"), (10, "second"), (0.05, "third"))
 
     assert "third" == call_hedged(clock, loop, replica, after=0.1, max_attempts=3)
@@ -111,7 +110,6 @@ def test_number_of_copies_is_limited(loop: str, clock: VirtualClock) -> None:
 
 @both_loops
 def test_arguments_reach_every_copy(loop: str, clock: VirtualClock) -> None:
-    """Each copy is called with the arguments of the call."""
     seen = []
 
     async def read(table: str, key: int) -> int:
@@ -212,7 +210,6 @@ def test_copies_cost_tokens(loop: str, clock: VirtualClock) -> None:
 
 @both_loops
 def test_rate_limit_delays_copies(loop: str, clock: VirtualClock) -> None:
-    """A rate limit delays each copy."""
     downstream = Downstream("replicas", limiter=tarry.AdaptiveRate())
     throttled = tarry.Outcome(tarry.Kind.THROTTLED)
     replica = Replica((0, ConnectionError()), (0.5, "second"))
@@ -272,7 +269,6 @@ def test_error_that_on_does_not_match_ends_the_call(loop: str, clock: VirtualClo
 
 @both_loops
 def test_error_that_on_matches_sends_the_next_copy_at_once(loop: str, clock: VirtualClock) -> None:
-    """After an error that `on` matches, the next copy is sent at once."""
     replica = Replica((0.05, ConnectionError()), (0.01, "second"))
 
     assert "second" == call_hedged(clock, loop, replica, after=5, on=ConnectionError)
@@ -290,7 +286,6 @@ def test_error_of_one_copy_waits_for_the_other(loop: str, clock: VirtualClock) -
 
 @both_loops
 def test_last_error_is_raised_when_every_copy_fails(loop: str, clock: VirtualClock) -> None:
-    """When every copy has failed, the last error is raised with a note and a record."""
     replica = Replica((0.05, ConnectionError("first")), (0.05, ConnectionError("second")))
 
     with pytest.raises(ConnectionError, match="second") as caught:

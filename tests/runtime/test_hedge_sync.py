@@ -96,8 +96,6 @@ def test_permits_of_losers_are_released() -> None:
 
 
 def test_arguments_reach_the_function() -> None:
-    """The function is called with the arguments of the call."""
-
     def read(table: str, key: int) -> str:
         return f"{table}/{key}"
 
@@ -105,7 +103,6 @@ def test_arguments_reach_the_function() -> None:
 
 
 def test_error_that_on_does_not_match_ends_the_call() -> None:
-    """An error that `on` does not match ends the call at once."""
     replica = Replica("first", ValueError("bad input"))
 
     with pytest.raises(ValueError, match="bad input"):
@@ -115,7 +112,6 @@ def test_error_that_on_does_not_match_ends_the_call() -> None:
 
 
 def test_error_that_on_matches_sends_the_next_copy_at_once() -> None:
-    """After an error that `on` matches, the next copy is sent at once."""
     replica = Replica(ConnectionError(), "second")
     replica.release.set()
 
@@ -123,7 +119,6 @@ def test_error_that_on_matches_sends_the_next_copy_at_once() -> None:
 
 
 def test_last_error_is_raised_when_every_copy_fails() -> None:
-    """When every copy has failed, the last error is raised with a note and a record."""
     replica = Replica(ConnectionError("first"), ConnectionError("second"))
     replica.release.set()
 
@@ -163,7 +158,6 @@ def test_percentile_sends_no_copy_without_samples() -> None:
 
 
 def test_call_ends_at_the_deadline() -> None:
-    """A hedged call ends at the deadline."""
     replica = Replica("first")
 
     with tarry.deadline(SHORT_S), pytest.raises(tarry.DeadlineExceeded):

@@ -282,7 +282,6 @@ def test_slot_is_released_when_a_limiter_raises(
     steps: tuple[Step, ...],
     error: type[BaseException],
 ) -> None:
-    """The in-flight slot is released when a limiter raises."""
     downstream = Downstream("payments", limiter=RaisingComponent(method, error), max_in_flight=1)
 
     with pytest.raises(error):
@@ -297,7 +296,6 @@ def test_slot_is_released_when_a_limiter_raises(
 def test_slot_is_released_when_a_budget_raises(
     clock: VirtualClock, driver: Driver, method: str, error: type[BaseException]
 ) -> None:
-    """The in-flight slot is released when a budget raises."""
     downstream = Downstream("payments", budget=RaisingComponent(method, error), max_in_flight=1)
 
     with pytest.raises(error):
@@ -312,7 +310,6 @@ def test_slot_is_released_when_a_budget_raises(
 def test_slot_is_released_when_a_random_source_raises(
     clock: VirtualClock, driver: Driver, steps: tuple[Step, ...], error: type[BaseException]
 ) -> None:
-    """The in-flight slot is released when a random source raises."""
     downstream = Downstream("payments", max_in_flight=1)
     random_source = RaisingComponent("random", error)
 
@@ -330,7 +327,6 @@ def test_slot_is_released_when_a_random_source_raises(
 def test_slot_is_released_when_a_listener_raises(
     clock: VirtualClock, driver: Driver, event_type: type[tarry.Event]
 ) -> None:
-    """The in-flight slot is released when a listener raises a BaseException."""
     downstream = Downstream("payments", max_in_flight=1)
 
     def listener(event: tarry.Event) -> None:
@@ -361,7 +357,6 @@ def half_open_downstream(clock: VirtualClock) -> Downstream:
 def test_probe_is_released_when_the_random_source_raises(
     clock: VirtualClock, driver: Driver, error: type[BaseException]
 ) -> None:
-    """The permit of a probe is released when a random source raises."""
     downstream = half_open_downstream(clock)
 
     with pytest.raises(error):
@@ -380,7 +375,6 @@ def test_probe_is_released_when_the_random_source_raises(
 def test_probe_is_released_when_a_predicate_raises(
     clock: VirtualClock, driver: Driver, error: type[BaseException]
 ) -> None:
-    """The permit of a probe is released when `on` raises."""
     downstream = half_open_downstream(clock)
 
     def on(failure: Exception) -> bool:
@@ -407,7 +401,6 @@ def free_slots(downstream: Downstream) -> int:
 def test_permits_of_a_hedged_call_are_released_when_a_limiter_raises(
     clock: VirtualClock, skip: int, times: int
 ) -> None:
-    """Each permit of a hedged call is released exactly once when the limiter raises."""
     limiter = RaisingComponent("release", LookupError, times, skip)
     downstream = Downstream("payments", limiter=limiter, max_in_flight=3)
     sent: list[int] = []

@@ -97,7 +97,6 @@ def test_timeout_that_a_predicate_rejects_opens_the_breaker(blocked: BlockedCall
 
 
 def test_late_result_does_not_reach_the_next_attempt(blocked: BlockedCalls) -> None:
-    """The late result of a timed-out attempt does not reach the next attempt."""
     calls = []
 
     def work() -> int:

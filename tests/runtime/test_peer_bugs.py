@@ -236,7 +236,6 @@ def test_cancel_token_ends_the_outer_loop_too(driver: Driver, clock: VirtualCloc
 
 @pytest.mark.parametrize("driver", ASYNC_DRIVERS, ids=str)
 def test_predicate_is_not_called_for_a_cancellation(driver: Driver, clock: VirtualClock) -> None:
-    """A predicate is not called for a cancellation."""
     calls = []
 
     async def work() -> None:

@@ -205,7 +205,6 @@ def test_error_object_shared_by_two_threads() -> None:
 
 
 def test_attempts_object_can_be_iterated_many_times(clock: VirtualClock) -> None:
-    """An `attempts(...)` object can be iterated many times: each loop is a new call."""
     attempts = tarry.attempts(on=ConnectionError)
     dependency = Dependency(clock, FAIL)
 

@@ -70,8 +70,6 @@ def test_keyword_arguments_must_be_a_mapping() -> None:
 
 
 def test_plain_function_gets_its_arguments(flaky: FlakyFunction) -> None:
-    """A plain function gets the arguments of each call."""
-
     @retry_connection_errors
     def work(number: int, *rest: int, key: str = "") -> Any:
         return flaky.call(number, *rest, key=key)
@@ -81,8 +79,6 @@ def test_plain_function_gets_its_arguments(flaky: FlakyFunction) -> None:
 
 
 def test_coroutine_function_gets_its_arguments(flaky: FlakyFunction, clock: VirtualClock) -> None:
-    """A coroutine function gets the arguments of each call."""
-
     @retry_connection_errors
     async def work(number: int, *, key: str = "") -> Any:
         return flaky.call(number, key=key)
@@ -91,8 +87,6 @@ def test_coroutine_function_gets_its_arguments(flaky: FlakyFunction, clock: Virt
 
 
 def test_generator_function_gets_its_arguments(flaky: FlakyFunction) -> None:
-    """A generator function gets the arguments of each call."""
-
     @retry_connection_errors
     def work(number: int, *, key: str = "") -> Iterator[Any]:
         yield flaky.call(number, key=key)
@@ -103,8 +97,6 @@ def test_generator_function_gets_its_arguments(flaky: FlakyFunction) -> None:
 def test_async_generator_function_gets_its_arguments(
     flaky: FlakyFunction, clock: VirtualClock
 ) -> None:
-    """An async generator function gets the arguments of each call."""
-
     @retry_connection_errors
     async def work(number: int, *, key: str = "") -> AsyncIterator[Any]:
         yield flaky.call(number, key=key)
@@ -172,7 +164,6 @@ def test_methods_can_be_decorated(flaky: FlakyFunction, clock: VirtualClock) -> 
 
 
 def test_bound_method_can_be_decorated(flaky: FlakyFunction) -> None:
-    """A bound method can be decorated."""
     assert (1, 2) == retry_connection_errors(flaky.call)(1, 2)
 
 
@@ -194,8 +185,6 @@ def test_partial_can_be_decorated(flaky: FlakyFunction) -> None:
 
 
 def test_partial_of_a_coroutine_function(flaky: FlakyFunction, clock: VirtualClock) -> None:
-    """A partial of a coroutine function is retried as a coroutine function."""
-
     async def work(first: int, second: int) -> Any:
         return flaky.call(first, second)
 
@@ -242,14 +231,11 @@ def test_async_callable_object_can_be_decorated(flaky: FlakyFunction, clock: Vir
 
 
 def test_call_of_a_builtin_function_and_of_a_class(clock: VirtualClock) -> None:
-    """A builtin function and a class can be called with retries."""
     assert 3 == tarry.call(len, "abc", on=ConnectionError)
     assert 7 == tarry.call(int, "7", on=ConnectionError)
 
 
 def test_only_the_inner_of_two_decorators_retries(flaky: FlakyFunction) -> None:
-    """Of two decorators on one function, only the inner one retries."""
-
     @retry_connection_errors
     @retry_connection_errors
     def work() -> None:
@@ -406,7 +392,6 @@ def test_invalid_until_is_rejected() -> None:
 
 @pytest.mark.parametrize("value", [7, "name", None, property(lambda _: None)], ids=repr)
 def test_only_callables_can_be_decorated(value: Any) -> None:
-    """Only callables can be decorated."""
     with pytest.raises(tarry.ConfigurationTypeError, match="decorates functions"):
         retry_connection_errors(value)
 
@@ -456,7 +441,6 @@ def test_acall_of_a_plain_function_that_raises(clock: VirtualClock) -> None:
 
 
 def test_loop_without_with_attempt_raises(clock: VirtualClock) -> None:
-    """A loop over attempts without `with attempt:` raises an error."""
     payments = Downstream("payments", max_in_flight=1)
 
     with pytest.raises(tarry.ConfigurationError, match="inside `with attempt:`"):
@@ -477,7 +461,6 @@ def test_loop_that_is_left_before_with_attempt(clock: VirtualClock) -> None:
 
 
 def test_attempt_has_its_number(clock: VirtualClock) -> None:
-    """`number` is the number of the attempt, from 1."""
     numbers = []
 
     with pytest.raises(ConnectionError):
@@ -490,7 +473,6 @@ def test_attempt_has_its_number(clock: VirtualClock) -> None:
 
 
 def test_block_is_named_after_its_function(clock: VirtualClock) -> None:
-    """The operation of a block is named after the enclosing function."""
     with captured_events() as events:
         for attempt in tarry.attempts(on=ConnectionError):
             with attempt:

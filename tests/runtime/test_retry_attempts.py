@@ -142,8 +142,6 @@ def test_async_with_is_retried(clock: VirtualClock, loop: str) -> None:
 
 
 def test_async_with_raises_the_last_error(clock: VirtualClock) -> None:
-    """`async with attempt:` raises the error of the last attempt."""
-
     async def main() -> None:
         async for attempt in tarry.attempts(on=ConnectionError, attempts=2):
             async with attempt:

@@ -49,7 +49,6 @@ def connect(service: Service) -> httpx.AsyncClient:
 def test_api_keys_are_optional_only_on_loopback(
     host: str, require_keys: bool, expected: bool
 ) -> None:
-    """On loopback, keys are required only with `require_keys`."""
     assert expected is are_api_keys_required(Settings(host=host, require_keys=require_keys))
 
 

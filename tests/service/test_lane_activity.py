@@ -37,6 +37,5 @@ def test_quantiles_are_within_the_bucket_of_the_durations() -> None:
 
 
 def test_there_are_no_quantiles_without_attempts() -> None:
-    """Without attempts, there are no quantiles."""
     assert [] == estimate_quantiles({}, (0.5,))
     assert [] == estimate_quantiles({"3": 0}, (0.5,))

@@ -276,7 +276,6 @@ def test_values_of_a_file_are_typed(tmp_path: Path, line: str, message: str) -> 
 
 
 def test_an_integer_is_a_valid_float_in_the_file(tmp_path: Path) -> None:
-    """An integer is converted to float."""
     file = tmp_path / "tarry.toml"
     file.write_text('tenant_rate = 5\nallow_host = ["a", "b"]\n')
     settings = load_settings({}, {}, file).settings

@@ -103,7 +103,6 @@ def test_a_password_without_a_host_is_not_a_port(url: str, shown: str) -> None:
 
 @pytest.mark.parametrize("url", ["redis://h", "redis://h:1", "redis://[::1]:1,h2", "redis://[::1]"])
 def test_a_host_with_a_port_has_no_password(url: str) -> None:
-    """Hosts and ports are shown."""
     assert StoreEngine.REDIS is find_engine(url)
     assert url == redact_store_url(url)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -49,17 +48,11 @@ async def add_tasks(store: ReferenceStore, codec: Codec) -> None:
     await store.finish(results)
 
 
-def run_with_finder(
-    test: Callable[[TaskFinder], Awaitable[None]], codec: Codec | None = None
-) -> None:
-    """Run a test with six tasks."""
-
-    async def run() -> None:
-        store = ReferenceStore(lambda: START_MS)
-        await add_tasks(store, codec or Codec())
-        await test(TaskFinder(store, codec or Codec()))
-
-    asyncio.run(run())
+async def make_finder(codec: Codec | None = None) -> TaskFinder:
+    """Return a finder of six tasks."""
+    store = ReferenceStore(lambda: START_MS)
+    await add_tasks(store, codec or Codec())
+    return TaskFinder(store, codec or Codec())
 
 
 def numbers_of(page: RecordPage[FoundTask]) -> list[int]:
@@ -92,22 +85,17 @@ def numbers_of(page: RecordPage[FoundTask]) -> list[int]:
         ({"error": "within", "last_status": "503"}, []),
     ],
 )
-def test_matching_tasks_are_found(
+async def test_matching_tasks_are_found(
     keys: tuple[str, ...], fields: dict[str, Any], expected: list[int]
 ) -> None:
     """The URL and the error are found in plain and in encrypted tasks."""
-
-    async def test(finder: TaskFinder) -> None:
-        search = Search(**fields)
-        assert expected == numbers_of(
-            await finder.find_page("acme", search, cursor=None, limit=100)
-        )
-        assert len(expected) == await finder.count("acme", search)
-        ids = await finder.find_ids("acme", search, cursor=None, limit=100)
-        assert len(expected) == len(ids.items)
-        assert sorted(ids.items) == ids.items
-
-    run_with_finder(test, Codec(keys))
+    finder = await make_finder(Codec(keys))
+    search = Search(**fields)
+    assert expected == numbers_of(await finder.find_page("acme", search, cursor=None, limit=100))
+    assert len(expected) == await finder.count("acme", search)
+    ids = await finder.find_ids("acme", search, cursor=None, limit=100)
+    assert len(expected) == len(ids.items)
+    assert sorted(ids.items) == ids.items
 
 
 class CountingStore(ReferenceStore):
@@ -191,38 +179,33 @@ async def test_counts_of_a_tenant_run_one_after_the_other() -> None:
     assert 2 == store.max_running_counts
 
 
-def test_a_task_with_an_unknown_key_is_found_by_its_status() -> None:
+async def test_a_task_with_an_unknown_key_is_found_by_its_status() -> None:
     """Content that cannot be decrypted matches no URL; the status of an attempt is readable."""
-
-    async def test(finder: TaskFinder) -> None:
-        other = TaskFinder(finder._store, Codec())
-        by_status = Search(last_status="503")
-        [found] = (await other.find_page("acme", by_status, cursor=None, limit=9)).items
-        assert found.content is None
-        by_url = Search(url_prefix="https://a.example/")
-        assert [] == (await other.find_page("acme", by_url, cursor=None, limit=9)).items
-
-    run_with_finder(test, Codec([Fernet.generate_key().decode()]))
+    finder = await make_finder(Codec([Fernet.generate_key().decode()]))
+    other = TaskFinder(finder._store, Codec())
+    by_status = Search(last_status="503")
+    [found] = (await other.find_page("acme", by_status, cursor=None, limit=9)).items
+    assert found.content is None
+    by_url = Search(url_prefix="https://a.example/")
+    assert [] == (await other.find_page("acme", by_url, cursor=None, limit=9)).items
 
 
-def test_groups_continue_with_older_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_groups_continue_with_older_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A limited number of tasks is read; the cursor continues with older ones of the same group."""
     monkeypatch.setattr(task_search, "_GROUP_PAGE_TASKS", 2)
     monkeypatch.setattr(task_search, "_MAX_GROUP_PAGES", 2)
     dead_letters = Search(status="EXHAUSTED")
 
-    async def test(finder: TaskFinder) -> None:
-        page = await finder.group("acme", dead_letters, cursor=None)
-        assert [(4, 5)] == [
-            (group.task_count, *task_numbers([group.newest.task])) for group in page.items
-        ]
-        page = await finder.group("acme", dead_letters, cursor=page.cursor)
-        assert [(1, 1)] == [
-            (group.task_count, *task_numbers([group.newest.task])) for group in page.items
-        ]
-        assert page.cursor is None
-
-    run_with_finder(test)
+    finder = await make_finder()
+    page = await finder.group("acme", dead_letters, cursor=None)
+    assert [(4, 5)] == [
+        (group.task_count, *task_numbers([group.newest.task])) for group in page.items
+    ]
+    page = await finder.group("acme", dead_letters, cursor=page.cursor)
+    assert [(1, 1)] == [
+        (group.task_count, *task_numbers([group.newest.task])) for group in page.items
+    ]
+    assert page.cursor is None
 
 
 async def test_groups_of_many_lanes_are_returned_in_several_pages(
@@ -248,27 +231,25 @@ async def test_groups_of_many_lanes_are_returned_in_several_pages(
     assert page.cursor is None
 
 
-def test_searches_that_read_many_tasks_run_one_after_another(
+async def test_searches_that_read_many_tasks_run_one_after_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A tenant that counts or groups its tasks many times at once has one search at a time."""
     search = Search(status="EXHAUSTED")
 
-    async def test(finder: TaskFinder) -> None:
-        running: list[int] = [0]
-        most: list[int] = [0]
-        list_tasks = finder._store.list_tasks
+    finder = await make_finder()
+    running: list[int] = [0]
+    most: list[int] = [0]
+    list_tasks = finder._store.list_tasks
 
-        async def count_running(*arguments: Any, **options: Any) -> Any:
-            running[0] += 1
-            most[0] = max(most[0], running[0])
-            await asyncio.sleep(0)
-            page = await list_tasks(*arguments, **options)
-            running[0] -= 1
-            return page
+    async def count_running(*arguments: Any, **options: Any) -> Any:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        await asyncio.sleep(0)
+        page = await list_tasks(*arguments, **options)
+        running[0] -= 1
+        return page
 
-        monkeypatch.setattr(finder._store, "list_tasks", count_running)
-        await asyncio.gather(*(finder.group("acme", search, cursor=None) for _ in range(3)))
-        assert [1] == most
-
-    run_with_finder(test)
+    monkeypatch.setattr(finder._store, "list_tasks", count_running)
+    await asyncio.gather(*(finder.group("acme", search, cursor=None) for _ in range(3)))
+    assert [1] == most

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -99,51 +98,41 @@ def ignore_progress(_finished: int, _total: int | None, _description: str) -> No
     """Do nothing."""
 
 
-def run(test: Callable[[Stores], Awaitable[None]]) -> None:
-    """Run a test with open stores."""
-
-    async def main() -> None:
-        stores = Stores(ManualClock())
-        await stores.open()
-        await test(stores)
-
-    asyncio.run(main())
+async def open_stores() -> Stores:
+    """Return open stores."""
+    stores = Stores(ManualClock())
+    await stores.open()
+    return stores
 
 
-def test_all_records_are_moved_and_the_source_is_marked() -> None:
+async def test_all_records_are_moved_and_the_source_is_marked() -> None:
     """The target has the contents of the source, which must not be served any more."""
+    stores = await open_stores()
+    expected = await contents(stores.source.store)
 
-    async def test(stores: Stores) -> None:
-        expected = await contents(stores.source.store)
+    result = await stores.move()
 
-        result = await stores.move()
-
-        assert expected == await contents(stores.target.store)
-        assert 12 == result.counts["tasks"]
-        statuses = {status: result.counts[f"tasks {status.name}"] for status in Status}
-        assert statuses == (await stores.target.store.counters()).task_counts
-        assert 1 == result.tasks_with_bodies
-        source, target = stores.names
-        await check_not_moved(*target)
-        with pytest.raises(ConfigurationError, match=r"were moved to postgresql://new: serve that"):
-            await check_not_moved(*source)
-
-    run(test)
+    assert expected == await contents(stores.target.store)
+    assert 12 == result.counts["tasks"]
+    statuses = {status: result.counts[f"tasks {status.name}"] for status in Status}
+    assert statuses == (await stores.target.store.counters()).task_counts
+    assert 1 == result.tasks_with_bodies
+    source, target = stores.names
+    await check_not_moved(*target)
+    with pytest.raises(ConfigurationError, match=r"were moved to postgresql://new: serve that"):
+        await check_not_moved(*source)
 
 
-def test_a_second_run_changes_nothing() -> None:
+async def test_a_second_run_changes_nothing() -> None:
     """After a complete transfer, the same command reports that nothing is left to do."""
+    stores = await open_stores()
+    await stores.move()
+    before = await contents(stores.target.store)
 
-    async def test(stores: Stores) -> None:
-        await stores.move()
-        before = await contents(stores.target.store)
+    result = await stores.move()
 
-        result = await stores.move()
-
-        assert (True, {}) == (result.was_complete, result.counts)
-        assert before == await contents(stores.target.store)
-
-    run(test)
+    assert (True, {}) == (result.was_complete, result.counts)
+    assert before == await contents(stores.target.store)
 
 
 def test_a_killed_transfer_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,196 +182,169 @@ def test_a_killed_transfer_is_continued(monkeypatch: pytest.MonkeyPatch) -> None
     assert asyncio.run(main()) > 30
 
 
-def test_only_one_page_is_imported_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_one_page_is_imported_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A transfer continues at the page that was not recorded yet."""
     monkeypatch.setattr(transfer, "PAGE_SIZE", 1)
     imported: list[RecordKind] = []
 
-    async def test(stores: Stores) -> None:
-        source, target = stores.names
-        killer = Killer(60)
-        killed_target: Any = KilledStore(target.store, killer)
-        with pytest.raises(Killed):
-            await move_records(source, target._replace(store=killed_target), ignore_progress)
-        moved = (await target.store.counters()).task_counts
-        assert 0 < sum(moved.values()) < 12
+    stores = await open_stores()
+    source, target = stores.names
+    killer = Killer(60)
+    killed_target: Any = KilledStore(target.store, killer)
+    with pytest.raises(Killed):
+        await move_records(source, target._replace(store=killed_target), ignore_progress)
+    moved = (await target.store.counters()).task_counts
+    assert 0 < sum(moved.values()) < 12
 
-        def count(finished: int, total: int | None, description: str) -> None:
-            del finished, total
-            if description == "moving tasks":
-                imported.append(RecordKind.TASK)
+    def count(finished: int, total: int | None, description: str) -> None:
+        del finished, total
+        if description == "moving tasks":
+            imported.append(RecordKind.TASK)
 
-        await move_records(source, target, count)
-        assert 12 - sum(moved.values()) <= len(imported) <= 13 - sum(moved.values())
-
-    run(test)
+    await move_records(source, target, count)
+    assert 12 - sum(moved.values()) <= len(imported) <= 13 - sum(moved.values())
 
 
-def test_a_store_in_use_is_not_moved() -> None:
+async def test_a_store_in_use_is_not_moved() -> None:
     """The error names the running processes, and both stores stay as they were."""
-
-    async def test(stores: Stores) -> None:
-        for used in (stores.source.store, stores.target.store):
-            await used.record_worker(WORKER)
-            with pytest.raises(ConfigurationError) as caught:
-                await stores.move()
-            assert "in use by host-1-a (process 17 on host): stop all processes" in str(
-                caught.value
-            )
-            await used.remove_worker(WORKER.name)
-            for named in stores.names:
-                await check_not_moved(*named)
-        await stores.move()
-
-    run(test)
-
-
-def test_a_service_that_starts_at_the_same_time_is_found() -> None:
-    """A process that registers before the mark is set is found after it; the mark is removed."""
-
-    async def test(stores: Stores) -> None:
-        source, target = stores.names
-
-        class Starting(KilledStore):
-            async def set_transfer(self, mark: Any) -> None:
-                await source.store.set_transfer(mark)
-                if mark is not None:
-                    await source.store.record_worker(WORKER)
-
-        starting: Any = Starting(source.store, Killer(1000))
-        with pytest.raises(ConfigurationError, match="is in use by host-1-a"):
-            await move_records(source._replace(store=starting), target, ignore_progress)
-        await check_not_moved(*source)
-
-    run(test)
-
-
-def test_a_second_process_does_not_move_at_the_same_time() -> None:
-    """While one process moves records, another one is refused, and changes nothing."""
-
-    async def test(stores: Stores) -> None:
-        source, _ = stores.names
-        assert isinstance(stores.target.store, ReferenceStore)
-        other = ReferenceStore(stores.target.clock, stores.target.store.state)
-        assert await other.try_lead()
-        with pytest.raises(ConfigurationError, match="another process is moving tasks to postgres"):
+    stores = await open_stores()
+    for used in (stores.source.store, stores.target.store):
+        await used.record_worker(WORKER)
+        with pytest.raises(ConfigurationError) as caught:
             await stores.move()
-        assert None is await source.store.get_transfer()
-        await other.close()
-        await stores.move()
+        assert "in use by host-1-a (process 17 on host): stop all processes" in str(caught.value)
+        await used.remove_worker(WORKER.name)
+        for named in stores.names:
+            await check_not_moved(*named)
+    await stores.move()
 
-    run(test)
+
+async def test_a_service_that_starts_at_the_same_time_is_found() -> None:
+    """A process that registers before the mark is set is found after it; the mark is removed."""
+    stores = await open_stores()
+    source, target = stores.names
+
+    class Starting(KilledStore):
+        async def set_transfer(self, mark: Any) -> None:
+            await source.store.set_transfer(mark)
+            if mark is not None:
+                await source.store.record_worker(WORKER)
+
+    starting: Any = Starting(source.store, Killer(1000))
+    with pytest.raises(ConfigurationError, match="is in use by host-1-a"):
+        await move_records(source._replace(store=starting), target, ignore_progress)
+    await check_not_moved(*source)
+
+
+async def test_a_second_process_does_not_move_at_the_same_time() -> None:
+    """While one process moves records, another one is refused, and changes nothing."""
+    stores = await open_stores()
+    source, _ = stores.names
+    assert isinstance(stores.target.store, ReferenceStore)
+    other = ReferenceStore(stores.target.clock, stores.target.store.state)
+    assert await other.try_lead()
+    with pytest.raises(ConfigurationError, match="another process is moving tasks to postgres"):
+        await stores.move()
+    assert None is await source.store.get_transfer()
+    await other.close()
+    await stores.move()
 
 
 @pytest.mark.parametrize("is_completed", [True, False])
-def test_a_suspended_process_does_not_continue(
+async def test_a_suspended_process_does_not_continue(
     is_completed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process imports nothing more when another one has completed or undone the transfer."""
     monkeypatch.setattr(transfer, "PAGE_SIZE", 1)
 
-    async def test(stores: Stores) -> None:
-        source, target = stores.names
-        imports: list[RecordKind] = []
+    stores = await open_stores()
+    source, target = stores.names
+    imports: list[RecordKind] = []
 
-        class Suspended(KilledStore):
-            async def import_records(self, kind: RecordKind, records: list[Any]) -> None:
-                imports.append(kind)
-                await target.store.import_records(kind, records)
-                if kind is not RecordKind.TASK:
-                    return
-                if is_completed:
-                    await move_records(source, target, ignore_progress)
-                else:
-                    await undo_transfer(source)
+    class Suspended(KilledStore):
+        async def import_records(self, kind: RecordKind, records: list[Any]) -> None:
+            imports.append(kind)
+            await target.store.import_records(kind, records)
+            if kind is not RecordKind.TASK:
+                return
+            if is_completed:
+                await move_records(source, target, ignore_progress)
+            else:
+                await undo_transfer(source)
 
-        suspended: Any = Suspended(target.store, Killer(1000))
-        with pytest.raises(ConfigurationError, match="has completed or undone the move"):
-            await move_records(source, target._replace(store=suspended), ignore_progress)
+    suspended: Any = Suspended(target.store, Killer(1000))
+    with pytest.raises(ConfigurationError, match="has completed or undone the move"):
+        await move_records(source, target._replace(store=suspended), ignore_progress)
 
-        assert 1 == imports.count(RecordKind.TASK)
-        assert RecordKind.TASK is imports[-1]
-        if is_completed:
-            await check_not_moved(*target)
-
-    run(test)
-
-
-def test_a_target_with_records_is_rejected() -> None:
-    """The target must be empty; the source can be served after the error."""
-
-    async def test(stores: Stores) -> None:
-        await stores.target.add(task(77))
-        with pytest.raises(ConfigurationError, match="postgresql://new has lanes: the target must"):
-            await stores.move()
-        for named in stores.names:
-            await check_not_moved(*named)
-
-    run(test)
-
-
-def test_stores_of_another_transfer_are_rejected() -> None:
-    """A store that is moved to or from a third store cannot be used."""
-
-    async def test(stores: Stores) -> None:
-        source, target = stores.names
-        third = NamedStore(ReferenceStore(stores.source.clock), "redis://third")
-        await move_records(source, target, ignore_progress)
-        with pytest.raises(ConfigurationError, match="another move, to postgresql://new"):
-            await move_records(source, third, ignore_progress)
-        with pytest.raises(ConfigurationError, match="another move, to postgresql://new"):
-            await move_records(third, source, ignore_progress)
+    assert 1 == imports.count(RecordKind.TASK)
+    assert RecordKind.TASK is imports[-1]
+    if is_completed:
         await check_not_moved(*target)
 
-    run(test)
+
+async def test_a_target_with_records_is_rejected() -> None:
+    """The target must be empty; the source can be served after the error."""
+    stores = await open_stores()
+    await stores.target.add(task(77))
+    with pytest.raises(ConfigurationError, match="postgresql://new has lanes: the target must"):
+        await stores.move()
+    for named in stores.names:
+        await check_not_moved(*named)
 
 
-def test_records_that_differ_are_reported() -> None:
+async def test_stores_of_another_transfer_are_rejected() -> None:
+    """A store that is moved to or from a third store cannot be used."""
+    stores = await open_stores()
+    source, target = stores.names
+    third = NamedStore(ReferenceStore(stores.source.clock), "redis://third")
+    await move_records(source, target, ignore_progress)
+    with pytest.raises(ConfigurationError, match="another move, to postgresql://new"):
+        await move_records(source, third, ignore_progress)
+    with pytest.raises(ConfigurationError, match="another move, to postgresql://new"):
+        await move_records(third, source, ignore_progress)
+    await check_not_moved(*target)
+
+
+async def test_records_that_differ_are_reported() -> None:
     """If the target lacks a record, the transfer fails, and the source is not marked as moved."""
+    stores = await open_stores()
+    source, target = stores.names
 
-    async def test(stores: Stores) -> None:
-        source, target = stores.names
+    class Forgetful(KilledStore):
+        async def import_records(self, kind: RecordKind, records: list[Any]) -> None:
+            if kind is RecordKind.TASK:
+                records = records[1:]
+            await target.store.import_records(kind, records)
 
-        class Forgetful(KilledStore):
-            async def import_records(self, kind: RecordKind, records: list[Any]) -> None:
-                if kind is RecordKind.TASK:
-                    records = records[1:]
-                await target.store.import_records(kind, records)
-
-        forgetful: Any = Forgetful(target.store, Killer(1000))
-        with pytest.raises(TransferFailed, match="tasks: 12 in the source, 11 in the target"):
-            await move_records(source, target._replace(store=forgetful), ignore_progress)
-        mark = await source.store.get_transfer()
-        assert mark is not None
-        assert not mark.is_complete
-        await undo_transfer(source)
-        await check_not_moved(*source)
-
-    run(test)
+    forgetful: Any = Forgetful(target.store, Killer(1000))
+    with pytest.raises(TransferFailed, match="tasks: 12 in the source, 11 in the target"):
+        await move_records(source, target._replace(store=forgetful), ignore_progress)
+    mark = await source.store.get_transfer()
+    assert mark is not None
+    assert not mark.is_complete
+    await undo_transfer(source)
+    await check_not_moved(*source)
 
 
-def test_a_transfer_can_be_undone() -> None:
+async def test_a_transfer_can_be_undone() -> None:
     """The source can be served again after `undo_transfer`; a target cannot be undone."""
+    stores = await open_stores()
+    source, target = stores.names
+    for unmarked in stores.names:
+        with pytest.raises(ConfigurationError, match="there is nothing to undo"):
+            await undo_transfer(unmarked)
+    killed_target: Any = KilledStore(target.store, Killer(20))
+    with pytest.raises(Killed):
+        await move_records(source, target._replace(store=killed_target), ignore_progress)
+    with pytest.raises(ConfigurationError, match="is the target of a move, from redis://old"):
+        await undo_transfer(target)
 
-    async def test(stores: Stores) -> None:
-        source, target = stores.names
-        for unmarked in stores.names:
-            with pytest.raises(ConfigurationError, match="there is nothing to undo"):
-                await undo_transfer(unmarked)
-        killed_target: Any = KilledStore(target.store, Killer(20))
-        with pytest.raises(Killed):
-            await move_records(source, target._replace(store=killed_target), ignore_progress)
-        with pytest.raises(ConfigurationError, match="is the target of a move, from redis://old"):
-            await undo_transfer(target)
+    mark = await undo_transfer(source)
 
-        mark = await undo_transfer(source)
-
-        assert "postgresql://new" == mark.other_store
-        await check_not_moved(*source)
-        with pytest.raises(ConfigurationError, match="part of another move, from redis://old"):
-            await stores.move()
-
-    run(test)
+    assert "postgresql://new" == mark.other_store
+    await check_not_moved(*source)
+    with pytest.raises(ConfigurationError, match="part of another move, from redis://old"):
+        await stores.move()
 
 
 @pytest.mark.parametrize("source_is_sqlite", [True, False])

@@ -82,7 +82,6 @@ def start_call(
 
 
 def test_call_takes_the_server_latency_and_two_network_delays() -> None:
-    """A call takes the latency of the server and a network delay in each direction."""
     harness = start_call((1.0, SUCCESS), start=3.0)
 
     assert [(3.0, 3.0 + ROUND_TRIP + 1.0, None)] == harness.run()
@@ -104,7 +103,6 @@ def test_failure_is_retried_after_the_wait() -> None:
 
 
 def test_call_fails_after_its_last_attempt() -> None:
-    """After the last attempt the call fails with the reason ATTEMPTS."""
     harness = start_call(FAILS, FAILS, FAILS, SUCCEEDS)
 
     ((started, now, _),) = harness.run()
@@ -122,7 +120,6 @@ def test_permanent_failure_ends_the_call() -> None:
 
 
 def test_retry_after_delays_the_next_attempt() -> None:
-    """A Retry-After hint of the server delays the next attempt."""
     harness = start_call((0.0, outcome_of_status(503, {"retry-after": "7"}, now=0.0)), SUCCEEDS)
     harness.run()
 
@@ -193,7 +190,6 @@ def test_attempt_with_a_discarded_response_may_time_out() -> None:
 
 
 def test_response_of_an_ended_attempt_cannot_be_discarded() -> None:
-    """Discarding the response of an ended attempt has no effect."""
     harness = start_call((3.0, SUCCESS), (0.5, SUCCESS), policy=steady_policy(timeout=1.0))
     harness.loop.schedule(2.5, lambda _now, _argument: harness.caller.discard_response(1))
 
@@ -365,7 +361,6 @@ def test_a_breaker_that_opens_ends_the_call() -> None:
 
 
 def test_a_breaker_that_opens_during_the_wait_ends_the_call() -> None:
-    """A breaker that another call opens during a wait ends the call."""
     downstream = Downstream("there", breaker=Breaker())
     harness = start_call(FAILS, SUCCEEDS, downstream=downstream)
     harness.loop.schedule(1.0, lambda _now, _argument: downstream.force("open"))

@@ -157,7 +157,6 @@ def test_hint_delays_the_next_copy() -> None:
     ids=["retried below", "permanent", "hint too long"],
 )
 def test_failure_that_must_not_be_repeated_ends_the_call(outcome: Outcome, reason: Reason) -> None:
-    """A failure that must not be repeated ends the call, and the scheduled copy is not sent."""
     harness = start_call((0.0, outcome), SUCCEEDS)
 
     assert [ROUND_TRIP] == [end.ended for end in harness.run()]
@@ -169,7 +168,6 @@ def test_failure_that_must_not_be_repeated_ends_the_call(outcome: Outcome, reaso
 
 
 def test_permanent_failure_ends_the_call_while_another_copy_runs() -> None:
-    """A permanent failure ends the call although another copy still runs."""
     harness = start_call((3.0, SUCCESS), (0.0, PERMANENT))
 
     assert [1.0 + ROUND_TRIP] == [end.ended for end in harness.run()]

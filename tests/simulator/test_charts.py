@@ -83,7 +83,6 @@ def test_each_kind_of_plot_is_drawn(
 
 
 def test_metric_is_drawn_against_another_metric() -> None:
-    """A metric can be drawn against another metric."""
     results = swept_results(CLIENTS, plots=(Plot("lines", "success_rate", "t", x="amplification"),))
     record = only_chart(results).panels[0].records[0]
     assert (40.0, "1.06x", "40 %") == (record["y"], record["at"], record["text"])
@@ -165,12 +164,10 @@ def test_spans_are_shaded_behind_a_series() -> None:
 
 
 def test_trials_without_a_series_give_an_empty_chart() -> None:
-    """Trials without a time series give an empty chart."""
     assert [] == only_chart(results_with_values(1.0, plot=SERIES)).panels
 
 
 def test_results_without_rows_give_an_empty_chart() -> None:
-    """Results without rows give an empty chart."""
     assert [] == only_chart(StudyResults(sample_study(plots=(BARS,)), 0, 1, [])).panels
 
 

@@ -164,7 +164,6 @@ def test_trials_and_seeds_differ() -> None:
     ],
 )
 def test_invalid_arguments_are_named(arguments: dict[str, object], field: str) -> None:
-    """The error names an invalid argument."""
     with pytest.raises(ConfigurationError, match=field):
         contention(**arguments)  # type: ignore[arg-type]
 

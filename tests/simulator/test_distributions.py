@@ -236,7 +236,6 @@ def test_the_same_seed_draws_the_same(distribution: Distribution, seed: int) -> 
 def test_invalid_value_is_rejected_with_its_field(
     make: Callable[..., Distribution], field: str, value: object, message: str
 ) -> None:
-    """Each distribution rejects an invalid value and names its field."""
     with pytest.raises(ConfigurationError, match=message):
         make(**keyword(field, value))
 
@@ -268,7 +267,6 @@ def test_shape_must_be_a_number() -> None:
 
 
 def test_table_of_kinds_has_every_distribution() -> None:
-    """The table of kinds has each distribution once."""
     expected = {Fixed, Uniform, Exponential, Normal, Lognormal, HeavyTail, Empirical}
     assert expected == set(DISTRIBUTIONS.values())
     assert 7 == len(DISTRIBUTIONS)

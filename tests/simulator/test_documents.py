@@ -147,7 +147,6 @@ def test_new_file_has_default_permissions(tmp_path: Path) -> None:
 
 
 def test_existing_file_keeps_its_permissions(tmp_path: Path) -> None:
-    """Replacing a file keeps its permissions."""
     path = tmp_path / "secret"
     path.write_bytes(b"old")
     path.chmod(0o600)

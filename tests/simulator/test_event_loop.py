@@ -30,7 +30,6 @@ class EventRecorder:
 
 @given(st.lists(times_in_quarters))
 def test_events_run_by_time_and_then_by_scheduling_order(times: list[float]) -> None:
-    """Events run in the order of their time; at the same time, in the order of scheduling."""
     loop, recorder = EventLoop(0), EventRecorder()
     for number, when in enumerate(times):
         loop.schedule(when, recorder.record, number)
@@ -95,7 +94,6 @@ def test_run_excludes_its_end_and_can_continue() -> None:
 
 
 def test_run_without_events_returns_at_once() -> None:
-    """A loop without events returns at once."""
     loop = EventLoop(0)
 
     loop.run(inf)

@@ -144,7 +144,6 @@ def test_policy_file_with_names_of_the_api(tmp_path: Path) -> None:
 
 
 def test_scenario_file_is_recognised_by_its_servers(tmp_path: Path) -> None:
-    """A file with servers is a scenario file."""
     assert is_scenario_file(CHECKOUT)
     assert not is_scenario_file(write_file(tmp_path, "p.toml", "max_attempts = 7"))
 
@@ -172,7 +171,6 @@ def test_parameters_are_named_by_their_path() -> None:
 def test_crashes_are_a_column_if_a_server_can_crash(
     tmp_path: Path, addition: str, crashes: bool
 ) -> None:
-    """A study has a column of crashes only if a server can crash."""
     study = read_study(write_file(tmp_path, "a.toml", SMALL + addition))
 
     assert crashes == ("crashes" in {column.metric for column in study.columns})

@@ -51,7 +51,6 @@ def test_tiny_value_is_not_zero() -> None:
 
 @pytest.mark.parametrize("unit", ["s", "ms"])
 def test_infinite_time_is_never(unit: str) -> None:
-    """An infinite time is shown as "never"."""
     assert "never" == format_value(inf, unit)
 
 
@@ -62,7 +61,6 @@ def test_other_infinite_values_are_infinity_signs() -> None:
 
 @pytest.mark.parametrize("unit", ["", "s", "ms", "%", "x"])
 def test_missing_value_is_a_dash(unit: str) -> None:
-    """A missing value is shown as "-"."""
     assert "-" == format_value(nan, unit)
 
 

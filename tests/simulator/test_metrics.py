@@ -168,7 +168,6 @@ def test_reasons_are_counted_and_sorted() -> None:
     bucket=st.sampled_from([0.1, 0.3, 1.0, 2.5, 7.0, 20.0]),
 )
 def test_series_sum_to_totals(events: list[tuple[str, float]], bucket: float) -> None:
-    """The sum of each time series is the total."""
     recorder = MetricsRecorder(10.0, bucket)
     arguments: dict[str, tuple[Any, ...]] = {
         "record_success": (1.0,),
@@ -266,7 +265,6 @@ def test_recovery_is_the_end_of_the_last_bad_bucket(
 
 
 def test_surge_is_a_disruption() -> None:
-    """A disruption by a surge ends with the surge."""
     surge = Surge(start=1.0, end=4.0, rate=1.0)
     scenario = Scenario(
         servers={"server": Server()}, duration=10.0, clients=Clients(surges=(surge,))
@@ -302,7 +300,6 @@ def test_rejected_calls_are_unhealthy() -> None:
 
 
 def test_failed_call_is_not_counted_in_addition_to_its_attempts() -> None:
-    """A failed call does not count in addition to its failed attempts."""
     recorder = record_bad_buckets([])
     for _ in range(100):
         recorder.record_call(5.5)

@@ -85,7 +85,6 @@ def test_refusal_drops_requests_in_progress() -> None:
 
 @pytest.mark.parametrize("kind", ["error", "hang"])
 def test_error_and_hang_do_not_affect_requests_in_progress(kind: str) -> None:
-    """An error or a hang does not affect requests that arrived before it."""
     loop, node = make_leaf_node(failing_server(kind))
     requester = RecordingRequester()
     assert ReceivedResponse(2.5, 1, SUCCESS) == immediate_response(node, 1.5, requester)
@@ -180,7 +179,6 @@ def test_overlapping_freeze_keeps_requests_frozen() -> None:
 
 
 def test_crash_drops_frozen_requests() -> None:
-    """A crash drops each frozen request once."""
     frozen = Failure(end=50.0, kind="freeze", rate=0.5)
     loop, node = make_leaf_node(Server(latency=Fixed(100.0), crash_above=5, failures=(frozen,)))
     requester = RecordingRequester()

@@ -73,7 +73,6 @@ def test_table_has_the_swept_parameters() -> None:
 
 
 def test_parameters_have_their_full_names() -> None:
-    """Parameters are listed with their full names, as in `--show`."""
     both = {"network.median": 0.002, "servers.db.latency.median": 0.07}
 
     text = render_page(swept_results({"clients.rate": (1, 2)}, parameters=both))

@@ -76,7 +76,6 @@ FIELDS: list[tuple[type, dict[str, Any], dict[str, str]]] = [
 def test_invalid_value_is_rejected_with_its_field(
     make: Callable[..., object], required: dict[str, Any], field: str, value: object, message: str
 ) -> None:
-    """Each invalid value is rejected with the name of its field."""
     with pytest.raises(ConfigurationError, match=message):
         make(**required | keyword(field, value))
 
@@ -236,7 +235,6 @@ def test_unreached_server_must_call_a_known_server() -> None:
 
 
 def test_smallest_values_are_accepted() -> None:
-    """The smallest valid values are accepted."""
     Surge(start=0, end=1e-9, rate=0)
     Failure(end=1e-9, rate=1, retry_after=0)
     Server(concurrency=1, queue=0, slowdown=0, failure_rate=1, warmup=0, cold_factor=1)
@@ -248,7 +246,6 @@ def test_smallest_values_are_accepted() -> None:
 
 @pytest.mark.parametrize("arrivals", ARRIVAL_KINDS)
 def test_every_kind_of_arrivals_is_accepted(arrivals: str) -> None:
-    """Each kind of arrivals is accepted."""
     assert arrivals == Clients(arrivals=arrivals).arrivals
 
 
@@ -286,7 +283,6 @@ def test_circle_off_the_path_is_accepted() -> None:
 
 
 def test_no_disruption_without_failures_and_surges() -> None:
-    """A scenario without failures and surges has no disruption."""
     assert single_server().disruption() is None
 
 

@@ -195,7 +195,6 @@ def test_user_defences_replace_the_built_in_ones(name: str) -> None:
     ],
 )
 def test_invalid_parameters_are_named(run: Any, arguments: dict[str, Any], field: str) -> None:
-    """The error names an invalid parameter."""
     with pytest.raises(ConfigurationError, match=field):
         run(**arguments)
 

@@ -218,7 +218,6 @@ def test_error_in_policy_names_its_line(
 
 
 def test_error_in_included_policy_names_the_line_of_that_file(tmp_path: Path) -> None:
-    """An error in a policy file that a scenario names is located in the policy file."""
     policy = write_file(tmp_path, "policy.toml", "jitter = 'full'\nmax_attempts = 0")
     text = SMALL.replace("rate = 20", 'defence = "policy.toml"')
     path = write_file(tmp_path, "s.toml", text)
@@ -263,7 +262,6 @@ def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_error_without_pyyaml_has_the_install_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error for a YAML file without PyYAML has the command that installs it."""
     monkeypatch.setitem(sys.modules, "yaml", None)
     path = write_file(tmp_path, "p.yaml", "max_attempts: 3")
 
@@ -302,7 +300,6 @@ DURATION_FILE_MISTAKES = [
 def test_error_in_durations_names_both_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, addition: str, expected: str
 ) -> None:
-    """The error has the line that names the file of durations, and the line in that file."""
     monkeypatch.chdir(tmp_path)
     Path("t.csv").write_text(text, encoding="utf-8")
     latency = f"[servers.x.latency]\nkind = 'empirical'\nfile = 't.csv'\n{addition}\n"

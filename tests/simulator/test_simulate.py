@@ -37,7 +37,6 @@ ONCE = Defence(Policy(max_attempts=1))
 def test_without_failures_every_call_succeeds_with_one_request(
     seed: int, latency: Distribution
 ) -> None:
-    """Without failures and limits, each call makes one request and succeeds."""
     scenario = Scenario(
         duration=20.0,
         servers={"server": Server(latency=latency)},
@@ -207,7 +206,6 @@ def test_only_one_layer_retries(above: int, below: int, requests: int, reason: s
 
 
 def test_retried_below_passes_through_a_layer_with_one_attempt() -> None:
-    """A layer that makes one attempt passes on `retried_below` to its caller."""
     servers = {
         "server": Server(calls="b", defence=ONCE),
         "b": Server(calls="leaf", defence=Defence(Policy(max_attempts=3))),
@@ -319,7 +317,6 @@ def test_frozen_requests_are_in_progress() -> None:
 
 
 def test_crash_of_a_relay_is_counted() -> None:
-    """A crash of a relay counts as a crash of the run."""
     servers = {
         "server": Server(calls="leaf", latency=Fixed(1.0), crash_above=1),
         "leaf": Server(latency=Fixed(1.0), crash_above=1),

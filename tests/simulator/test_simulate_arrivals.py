@@ -81,7 +81,6 @@ def approx_count(expected: float) -> object:
 
 
 def test_at_once_starts_one_call_per_client() -> None:
-    """Each client makes exactly one call, at the start."""
     assert [(0.0, client) for client in range(5)] == start_times(
         Clients(arrivals="at-once", count=5)
     )

@@ -123,7 +123,6 @@ def test_an_attempt_that_began_before_the_listener_is_not_logged(tmp_path: Path)
 
 
 def test_hedged_calls_are_not_logged(tmp_path: Path) -> None:
-    """The attempts of a hedged call overlap, and are not logged."""
     path = tmp_path / "attempts.jsonl"
 
     with listening(path):

@@ -44,7 +44,6 @@ def output_of(program: str) -> str:
 
 @every_module
 def test_error_for_a_missing_package_has_the_pip_command(module: str) -> None:
-    """The error for a missing package has the pip command that installs it."""
     output = output_of(IMPORT_WITHOUT_PACKAGE.format(module=module, package=PACKAGES[module]))
 
     assert output.endswith(f"pip install 'tarry[{EXTRAS[module]}]'")

@@ -385,7 +385,6 @@ def test_hedges_are_logged(caplog: pytest.LogCaptureFixture, clock: VirtualClock
 def test_nothing_is_logged_above_the_level_warning(
     caplog: pytest.LogCaptureFixture, level: int
 ) -> None:
-    """With the level above WARNING, nothing is logged."""
     caplog.set_level(level, logger="tarry")
 
     make_call(ConnectionError("unreachable"), "done")

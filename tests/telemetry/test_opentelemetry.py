@@ -81,7 +81,6 @@ def test_listener_without_a_provider(clock: VirtualClock) -> None:
 
 
 def test_unknown_mode_is_rejected() -> None:
-    """An unknown mode is rejected."""
     with pytest.raises(tarry.ConfigurationError, match="spans must be one of events, spans"):
         OpenTelemetryListener(spans="span")  # type: ignore[arg-type]
 

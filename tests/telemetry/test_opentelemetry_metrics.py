@@ -177,8 +177,6 @@ def test_error_type_of_a_failure_with_a_code(clock: VirtualClock, meter: Meter) 
 
 
 def test_error_type_of_a_nested_class(clock: VirtualClock, meter: Meter) -> None:
-    """The error type of a nested class is its qualified name."""
-
     class Lost(ConnectionError):
         pass
 

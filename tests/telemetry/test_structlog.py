@@ -43,7 +43,6 @@ def names_and_levels(lines: list[Any]) -> list[tuple[str, str]]:
 
 
 def test_every_event_has_a_name() -> None:
-    """Every event has a unique name."""
     kinds = [kind for kind in vars(events).values() if isinstance(kind, type)]
     defined = {k for k in kinds if issubclass(k, events.Event) and not k.__subclasses__()}
 
@@ -67,7 +66,6 @@ def test_names_and_levels(driver: Driver, clock: VirtualClock, lines: list[Any])
 
 
 def test_success_at_once_logs_only_its_start(lines: list[Any]) -> None:
-    """A call that succeeds at once logs only its start."""
     tarry.call(int, on=OSError)
 
     assert [("tarry.attempt_started", "debug")] == names_and_levels(lines)
@@ -82,7 +80,6 @@ def test_levels_and_fields_equal_the_standard_log(
     lines: list[Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Levels and fields are the same as in the standard log."""
     caplog.set_level(logging.DEBUG, logger="tarry")
 
     sample.run(driver, clock)

@@ -53,7 +53,6 @@ def test_clock_cannot_be_set_back() -> None:
 
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
 def test_waits_of_days_return_at_once(driver: Driver) -> None:
-    """Waits of days advance the clock and return at once."""
     policy = tarry.Policy(
         initial_delay=DAY_S, max_delay=DAY_S, backoff="fixed", jitter="none", max_attempts=8
     )
@@ -78,7 +77,6 @@ def test_real_clock_is_restored() -> None:
 
 
 def test_real_clock_is_restored_after_an_error() -> None:
-    """After an error in the block the real clock is restored."""
     with pytest.raises(ValueError, match="inside"), VirtualClock() as clock:
         clock.advance(1000)
         raise ValueError("inside")

@@ -89,7 +89,6 @@ def test_capped_attempts(driver: Driver, has_downstream: bool, limit: int) -> No
 
 
 def test_cap_of_one_attempt_does_not_turn_retries_off() -> None:
-    """A call that a cap limits to one attempt has the reason `attempts`, not `retries-off`."""
     with (
         VirtualClock() as clock,
         capped_attempts(1),

@@ -178,7 +178,6 @@ def test():
 
 
 def test_plugin_imports_neither_trio_nor_the_runtime(pytester: pytest.Pytester) -> None:
-    """Loading the plugin imports neither trio nor `tarry.runtime.call`."""
     pytester.makepyfile(
         """
 import sys

@@ -44,7 +44,6 @@ def outcome_kinds(log: AttemptLog) -> list[Kind]:
 
 
 def test_csv_and_jsonl_give_the_same_log(tmp_path: Path) -> None:
-    """CSV with outcomes and JSONL with statuses give the same log."""
     model = LogModel(calls=50)
     first = read_attempt_log(write_csv(tmp_path / "log.csv", model.attempts()))
     second = read_attempt_log(write_jsonl(tmp_path / "log.jsonl", model.attempts()))

@@ -219,7 +219,6 @@ def test_flapping_is_one_outage() -> None:
 
 
 def test_permanent_failures_neither_make_nor_hide_an_outage() -> None:
-    """Permanent failures neither make nor hide an outage."""
     assert () == find_outages(log_from_pattern("p" * 400))
     (found,) = find_outages(log_from_pattern("." * 20 + "xppp" * 40 + "." * 20))
     assert (20, 1.0) == (found.start, found.share)
@@ -368,5 +367,4 @@ def test_round_two_digits(value: float, nearest: float, up: float) -> None:
 
 @given(st.floats(1e-6, 1e6))
 def test_value_is_rounded_up_by_at_most_a_tenth(value: float) -> None:
-    """A value rounded up is at least the value, and at most a tenth more."""
     assert value * (1 - 1e-9) <= round_two_digits(value, up=True) <= value * 1.1 + 1e-12

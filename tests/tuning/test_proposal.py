@@ -244,7 +244,6 @@ def test_latency_target_does_not_drop_attempts() -> None:
 
 
 def test_wide_latency_target_sets_only_the_total_budget() -> None:
-    """With a wide target only the success rates decide, and total_budget is set."""
     policy = propose(analyze_model(LOG_MODEL), None, 60.0).proposed.policy
 
     assert (3, 60.0) == (policy.max_attempts, policy.total_budget)
@@ -262,7 +261,6 @@ def test_a_latency_target_below_the_p995_is_the_timeout() -> None:
 
 
 def test_timeout_is_rounded_up_to_at_most_the_latency_target() -> None:
-    """A timeout that is rounded up above the latency target becomes the target."""
     steady = LogModel(calls=2_000, median=0.1011, sigma=0.0, success_rates=(1.0,))
     suggestion = suggestion_for(steady, "attempt_timeout", None, 0.102)
 
@@ -298,7 +296,6 @@ def test_policy_of_one_attempt_has_no_retry_suggestions() -> None:
 
 @pytest.mark.parametrize("target", [0, -1, float("nan"), float("inf")])
 def test_latency_target_must_be_positive(target: float) -> None:
-    """A latency target must be a positive number."""
     with pytest.raises(ConfigurationError, match=r"^latency_target must be"):
         propose(analyze_model(SMALL), None, target)
 

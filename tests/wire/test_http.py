@@ -28,7 +28,6 @@ def test_other_methods_need_a_key(method: str) -> None:
 
 
 def test_put_and_delete_are_not_safe() -> None:
-    """PUT and DELETE are idempotent, but not safe."""
     assert {"PUT", "DELETE"} == http.IDEMPOTENT_METHODS - http.SAFE_METHODS
 
 

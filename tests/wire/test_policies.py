@@ -224,12 +224,10 @@ def test_library_defaults_in_a_file_override_those_of_the_service() -> None:
 
 @pytest.mark.parametrize("name", SERVICE_PRESETS)
 def test_preset_in_a_file(name: str) -> None:
-    """A preset in a file is the preset of the service."""
     assert SERVICE_PRESETS[name] == service_policy_from_file({"preset": name})
 
 
 def test_settings_that_the_service_does_not_support() -> None:
-    """Settings that the service does not support raise an error."""
     with pytest.raises(
         ConfigurationError, match="ignore_retried_below cannot be sent to the service"
     ):

@@ -104,7 +104,6 @@ def test_presets_are_valid_policy_responses(name: str) -> None:
 
 
 def test_policy_response_has_every_field_that_can_be_set() -> None:
-    """RetryPolicy has every policy field that can be set."""
     fields = set(RetryPolicy.__struct_encode_fields__)
     assert {*JSON_FIELDS, "policyId", "version", "createdAt"} == fields
 

@@ -237,7 +237,6 @@ def test_listeners_run_in_the_context_of_the_caller(service: FakeService, steps:
 
 
 def test_futures_wait_in_one_thread(service: FakeService) -> None:
-    """The waits of all futures run in one thread."""
     service.steps = ["UNAVAILABLE"] * 20
     threads: set[threading.Thread] = set()
 

@@ -135,7 +135,6 @@ def test_other_codes_are_not_retried(
 
 
 def test_retryable_codes_of_the_policy(service: FakeService, call_style: CallStyle) -> None:
-    """A code in `retryable_codes` of the policy is retried."""
     service.steps = ["ABORTED"]
 
     assert PAID == call_style(service, {}, {"policy": Policy(retryable_codes=["ABORTED"])})
@@ -179,7 +178,6 @@ def test_pushback_is_the_delay(service: FakeService, call_style: CallStyle) -> N
 
 
 def test_negative_pushback_ends_the_call(service: FakeService, call_style: CallStyle) -> None:
-    """A negative pushback ends the call."""
     service.steps = [("UNAVAILABLE", PUSHBACK_KEY, "-1")]
 
     assert Reason.OVERLOADED == give_up_reason(make_failing_call(call_style, service))
@@ -275,8 +273,6 @@ def test_errors_of_other_interceptors_are_not_retried(
 
 
 def test_limiter_delays_the_first_attempt(service: FakeService, call_style: CallStyle) -> None:
-    """A first attempt that the limiter delays is sent after the delay."""
-
     class DelayingLimiter:
         def acquire(self, now: float) -> float:
             return 1.0

@@ -528,7 +528,6 @@ def test_repeated_header_is_joined(server: FlakyServerView) -> None:
 def test_cancelled_hand_off_releases_the_connection(
     server: FlakyServerView, client: ClientLibrary
 ) -> None:
-    """A call that is cancelled during the hand-off releases its connection."""
     service = FakeTaskClient(Interrupted())
     policy = Policy(max_attempts=1)
     with client.open(hand_off=service.for_library(client), policy=policy) as session:

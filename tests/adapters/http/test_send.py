@@ -233,7 +233,6 @@ def test_permanent_result_ends_the_call(is_async: bool) -> None:
 
 @sync_and_async
 def test_fast_path_needs_a_closed_breaker_and_no_deadline_or_listener(is_async: bool) -> None:
-    """The fast path is used with a closed or no breaker, and without a deadline or a listener."""
     failing = Downstream("failing", breaker=Breaker(consecutive=2))
     failing.record(0, Outcome(Kind.TRANSIENT), 0.0, effects.now(), 0.5)
     disabled = Downstream("disabled", breaker=Breaker())

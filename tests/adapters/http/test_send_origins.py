@@ -46,7 +46,6 @@ def test_default_downstream() -> None:
 
 
 def test_downstream_function_is_called_once() -> None:
-    """A function that returns the downstream of an origin is called once for each origin."""
     calls: list[str] = []
 
     def make_downstream(origin: str) -> Downstream:

@@ -281,7 +281,6 @@ async def test_the_key_cache_is_bounded(api: ApiHarness, monkeypatch: pytest.Mon
 async def test_only_the_operator_reads_the_metrics_of_all_tenants(
     operator: str, returned: bytes
 ) -> None:
-    """A tenant that is not the operator reads its own metrics."""
     api = ApiHarness(keys=True, operator=operator)
     secret, _ = await create_key(api, "acme")
     response = await api.request("GET", "/metrics", headers={"X-API-Key": secret})

@@ -82,7 +82,6 @@ async def test_a_lane_whose_target_no_process_allows_is_parked(api: ApiHarness) 
 
 
 async def test_a_parked_lane_is_probed_after_its_time(api: ApiHarness) -> None:
-    """A parked lane is PARKED until its time, and then PROBING."""
     await api.create()
     await api.store.park(f"default/{LANE}", NOW + 1_000, probes=1, consecutive_opens=2)
     parked = (await api.request("GET", f"/downstreams/{LANE}")).json

@@ -75,7 +75,6 @@ def test_special_addresses_are_blocked(address: str, kind: str) -> None:
 
 @pytest.mark.parametrize("address", PUBLIC)
 def test_public_addresses_are_allowed(address: str) -> None:
-    """Public addresses are allowed by default."""
     assert Guard().block_reason(address, "h.example") is None
 
 

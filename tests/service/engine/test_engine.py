@@ -114,7 +114,6 @@ async def test_cancel_of_a_leased_task_before_its_attempt_is_immediate() -> None
 
 
 async def test_waiting_callers_are_notified_if_the_cancelled_task_cannot_be_read() -> None:
-    """Callers that wait for a cancelled task are notified although reading the task fails."""
     harness = EngineHarness(FakeTarget())
     (task,) = await harness.add(harness.new_task(delay_ms=500))
     waiting = asyncio.ensure_future(harness.engine.wait_until_finished(task.id, 60))

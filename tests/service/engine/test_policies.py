@@ -91,7 +91,6 @@ async def test_stored_policies_without_limits_are_loaded() -> None:
 async def test_overrides_that_are_invalid_with_the_policy_are_ignored(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Overrides that are invalid with the policy are logged and ignored."""
     harness = EngineHarness(FakeTarget(OK))
     await harness.engine.start()
     policy = PolicyVersion(tenant="default", id="p", version=1, document=b"{}")

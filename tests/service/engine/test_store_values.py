@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any, cast
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import cast
 
 import pytest
 
@@ -54,17 +55,14 @@ class Harness:
         return None if counters is None else counters.task_counts[Status.PENDING], age_s
 
 
-def run_with_cache(test: Callable[[Harness], Coroutine[Any, Any, None]]) -> None:
-    """Run a test with a new cache."""
-
-    async def main() -> None:
-        harness = Harness()
-        try:
-            await test(harness)
-        finally:
-            await harness.cache.close()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def open_harness() -> AsyncIterator[Harness]:
+    """Return a harness, and close its cache."""
+    harness = Harness()
+    try:
+        yield harness
+    finally:
+        await harness.cache.close()
 
 
 async def settle() -> None:
@@ -73,10 +71,9 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_the_first_request_waits_for_the_values() -> None:
+async def test_the_first_request_waits_for_the_values() -> None:
     """The first page has values; a later page has those that were read for the one before it."""
-
-    async def test(harness: Harness) -> None:
+    async with open_harness() as harness:
         assert (1, 0.0) == await harness.get()
         harness.store.pending = 2
         harness.now += 15.0
@@ -85,13 +82,10 @@ def test_the_first_request_waits_for_the_values() -> None:
         assert (2, 0.0) == await harness.get()
         assert 2 == len(harness.store.read_tenants)
 
-    run_with_cache(test)
 
-
-def test_a_store_that_hangs_leaves_the_last_values() -> None:
+async def test_a_store_that_hangs_leaves_the_last_values() -> None:
     """While the store does not respond, each request gets the last values and their age."""
-
-    async def test(harness: Harness) -> None:
+    async with open_harness() as harness:
         await harness.get()
         harness.store.responds.clear()
         for age_s in (30.0, 60.0, 90.0):
@@ -102,25 +96,20 @@ def test_a_store_that_hangs_leaves_the_last_values() -> None:
         assert 1 == (await harness.get())[0]
         assert 2 == len(harness.store.read_tenants)
 
-    run_with_cache(test)
 
-
-def test_the_wait_for_the_first_values_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_wait_for_the_first_values_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the store hangs from the start, the first request gets no values after the timeout."""
     monkeypatch.setattr(store_values, "_MAX_FIRST_WAIT_S", 0.0)
 
-    async def test(harness: Harness) -> None:
+    async with open_harness() as harness:
         harness.store.responds.clear()
         assert (None, float("inf")) == await harness.get()
 
-    run_with_cache(test)
-
 
 @pytest.mark.parametrize("error", [StoreUnavailable("disk full"), ValueError("unexpected")])
-def test_an_error_of_the_store_leaves_the_last_values(error: Exception) -> None:
+async def test_an_error_of_the_store_leaves_the_last_values(error: Exception) -> None:
     """A read that fails changes nothing."""
-
-    async def test(harness: Harness) -> None:
+    async with open_harness() as harness:
         await harness.get()
         harness.store.error = error
         for _ in range(2):
@@ -129,13 +118,10 @@ def test_an_error_of_the_store_leaves_the_last_values(error: Exception) -> None:
             await settle()
         assert (1, 20.0) == await harness.get()
 
-    run_with_cache(test)
 
-
-def test_only_the_leader_has_values() -> None:
+async def test_only_the_leader_has_values() -> None:
     """A process that is not the leader any more reports no values."""
-
-    async def test(harness: Harness) -> None:
+    async with open_harness() as harness:
         await harness.get()
         harness.store.is_leader = False
         harness.now += 10.0
@@ -143,14 +129,12 @@ def test_only_the_leader_has_values() -> None:
         await settle()
         assert None is (await harness.get())[0]
 
-    run_with_cache(test)
 
-
-def test_values_in_use_are_read_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_values_in_use_are_read_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop reads the values of tenants that were requested in the last two minutes."""
     monkeypatch.setattr(store_values, "_INTERVAL_S", 0.0)
 
-    async def test(harness: Harness) -> None:
+    async with open_harness() as harness:
         await harness.get("ann")
         await harness.get("bob")
         loop = asyncio.create_task(harness.cache.run())
@@ -163,16 +147,12 @@ def test_values_in_use_are_read_in_the_background(monkeypatch: pytest.MonkeyPatc
         assert {"bob"} == set(harness.store.read_tenants)
         loop.cancel()
 
-    run_with_cache(test)
 
-
-def test_the_number_of_tenants_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_tenants_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The values of the tenants that asked last are kept."""
     monkeypatch.setattr(store_values, "_MAX_TENANTS", 2)
 
-    async def test(harness: Harness) -> None:
+    async with open_harness() as harness:
         for tenant in ("ann", "bob", "ann", "eve"):
             await harness.get(tenant)
         assert ["ann", "eve"] == list(harness.cache._entries)
-
-    run_with_cache(test)

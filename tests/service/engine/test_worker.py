@@ -711,7 +711,6 @@ async def test_attempt_that_fails_during_stop_keeps_no_lease() -> None:
 
 
 async def test_lease_renewed_during_stop_is_released() -> None:
-    """A lease that is renewed by a result written during a stop is released."""
     loop = asyncio.get_running_loop()
 
     class SlowFinishStore(ReferenceStore):

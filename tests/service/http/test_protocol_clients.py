@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -36,168 +35,136 @@ class FakeServer:
         await send({"type": "http.response.body", "body": b"ok"})
 
 
-def run_with_server(max_clients: int, test: Callable[[FakeServer], Awaitable[None]]) -> None:
-    """Run a test with a server."""
-
-    async def main() -> None:
-        await test(FakeServer(max_clients))
-
-    asyncio.run(main())
-
-
 def open_connections(connections: list[ConnectionHarness]) -> list[bool]:
     """Return which connections are open."""
     return [not each.transport.is_closed for each in connections]
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /x HT"], ids=["silent", "partial headers"])
-def test_connection_without_a_request_is_closed_for_a_new_one(sent: bytes) -> None:
+async def test_connection_without_a_request_is_closed_for_a_new_one(sent: bytes) -> None:
     """The oldest connection is closed, and the new client is served."""
-
-    async def test(server: FakeServer) -> None:
-        waiting = [server.connect(sent) for _ in range(3)]
-        latest = server.connect()
-        assert b"HTTP/1.1 200" in await latest.send(HEALTHZ)
-        assert [False, True, True] == open_connections(waiting)
-
-    run_with_server(3, test)
+    server = FakeServer(3)
+    waiting = [server.connect(sent) for _ in range(3)]
+    latest = server.connect()
+    assert b"HTTP/1.1 200" in await latest.send(HEALTHZ)
+    assert [False, True, True] == open_connections(waiting)
 
 
-def test_connection_that_had_a_response_lately_is_kept() -> None:
+async def test_connection_that_had_a_response_lately_is_kept() -> None:
     """The connection that has been idle longest is closed for a new one."""
-
-    async def test(server: FakeServer) -> None:
-        idle = [server.connect() for _ in range(3)]
-        for each in (idle[0], idle[2], idle[1]):
-            server.loop.sleep(1.0)
-            await each.send(HEALTHZ)
-        server.connect()
-        assert [False, True, True] == open_connections(idle)
-        server.connect()
-        assert [False, True, False] == open_connections(idle)
-
-    run_with_server(3, test)
+    server = FakeServer(3)
+    idle = [server.connect() for _ in range(3)]
+    for each in (idle[0], idle[2], idle[1]):
+        server.loop.sleep(1.0)
+        await each.send(HEALTHZ)
+    server.connect()
+    assert [False, True, True] == open_connections(idle)
+    server.connect()
+    assert [False, True, False] == open_connections(idle)
 
 
-def test_health_checks_are_served_while_all_clients_wait_for_a_response() -> None:
+async def test_health_checks_are_served_while_all_clients_wait_for_a_response() -> None:
     """Other requests get a 503, and their connection is closed."""
-
-    async def test(server: FakeServer) -> None:
-        waiting = [server.connect(GET) for _ in range(3)]
-        check, other = server.connect(), server.connect(POST)
-        check.protocol.data_received(HEALTHZ)
-        await asyncio.sleep(0)
-        assert b"".join(check.transport.written).startswith(b"HTTP/1.1 200")
-        refused = b"".join(other.transport.written)
-        assert refused.startswith(b"HTTP/1.1 503")
-        assert b"\r\nretry-after: 1\r\n" in refused
-        assert other.transport.is_closed
-        server.is_answering.set()
-        await asyncio.wait(server.state.tasks)
-        assert [True] * 4 == open_connections([*waiting, check])
-
-    run_with_server(3, test)
+    server = FakeServer(3)
+    waiting = [server.connect(GET) for _ in range(3)]
+    check, other = server.connect(), server.connect(POST)
+    check.protocol.data_received(HEALTHZ)
+    await asyncio.sleep(0)
+    assert b"".join(check.transport.written).startswith(b"HTTP/1.1 200")
+    refused = b"".join(other.transport.written)
+    assert refused.startswith(b"HTTP/1.1 503")
+    assert b"\r\nretry-after: 1\r\n" in refused
+    assert other.transport.is_closed
+    server.is_answering.set()
+    await asyncio.wait(server.state.tasks)
+    assert [True] * 4 == open_connections([*waiting, check])
 
 
 @pytest.mark.parametrize("is_unread", [True, False], ids=["unread response", "partial body"])
-def test_stalled_client_is_closed_for_a_new_one(is_unread: bool) -> None:
+async def test_stalled_client_is_closed_for_a_new_one(is_unread: bool) -> None:
     """After a second, those that have been stalled for longest; clients that wait are kept."""
-
-    async def test(server: FakeServer) -> None:
-        waiting = server.connect(GET)
-        stalled = []
-        for _ in range(2):
-            stalled.append(server.connect(GET if is_unread else POST[:-1]))
-            if is_unread:
-                stalled[-1].protocol.pause_writing()
-        server.loop.sleep(0.9)
-        early = server.connect(POST)
-        server.loop.sleep(0.1)
-        late = server.connect(HEALTHZ)
-        await asyncio.sleep(0)
-        are_open = open_connections([waiting, *stalled])
-        server.is_answering.set()
-        for each in stalled:  # so that their requests end
-            each.protocol.connection_lost(None)
-        await asyncio.wait(server.state.tasks)
-        assert b"".join(early.transport.written).startswith(b"HTTP/1.1 503")
-        assert b"".join(late.transport.written).startswith(b"HTTP/1.1 200")
-        assert ([True, False, True], False) == (are_open, late.protocol.is_for_health_checks)
-
-    run_with_server(3, test)
+    server = FakeServer(3)
+    waiting = server.connect(GET)
+    stalled = []
+    for _ in range(2):
+        stalled.append(server.connect(GET if is_unread else POST[:-1]))
+        if is_unread:
+            stalled[-1].protocol.pause_writing()
+    server.loop.sleep(0.9)
+    early = server.connect(POST)
+    server.loop.sleep(0.1)
+    late = server.connect(HEALTHZ)
+    await asyncio.sleep(0)
+    are_open = open_connections([waiting, *stalled])
+    server.is_answering.set()
+    for each in stalled:  # so that their requests end
+        each.protocol.connection_lost(None)
+    await asyncio.wait(server.state.tasks)
+    assert b"".join(early.transport.written).startswith(b"HTTP/1.1 503")
+    assert b"".join(late.transport.written).startswith(b"HTTP/1.1 200")
+    assert ([True, False, True], False) == (are_open, late.protocol.is_for_health_checks)
 
 
-def test_client_that_reads_its_response_again_is_kept() -> None:
+async def test_client_that_reads_its_response_again_is_kept() -> None:
     """Only clients that are stalled now are closed."""
-
-    async def test(server: FakeServer) -> None:
-        reader, sender = server.connect(GET), server.connect(POST[:-1])
-        reader.protocol.pause_writing()
-        server.loop.sleep(5.0)
-        reader.protocol.resume_writing()
-        sender.protocol.data_received(POST[-1:])
-        refused = server.connect(POST)
-        assert b"".join(refused.transport.written).startswith(b"HTTP/1.1 503")
-        assert [True, True] == open_connections([reader, sender])
-        server.is_answering.set()
-        await asyncio.wait(server.state.tasks)
-
-    run_with_server(2, test)
+    server = FakeServer(2)
+    reader, sender = server.connect(GET), server.connect(POST[:-1])
+    reader.protocol.pause_writing()
+    server.loop.sleep(5.0)
+    reader.protocol.resume_writing()
+    sender.protocol.data_received(POST[-1:])
+    refused = server.connect(POST)
+    assert b"".join(refused.transport.written).startswith(b"HTTP/1.1 503")
+    assert [True, True] == open_connections([reader, sender])
+    server.is_answering.set()
+    await asyncio.wait(server.state.tasks)
 
 
 @pytest.mark.parametrize("is_reader", [True, False], ids=["response", "body"])
-def test_slow_client_that_makes_progress_is_kept(is_reader: bool) -> None:
+async def test_slow_client_that_makes_progress_is_kept(is_reader: bool) -> None:
     """A large body or response takes longer than a second; 16 KiB in each second are enough."""
     size, step = 200_000, 16_384
 
-    async def test(server: FakeServer) -> None:
-        head = b"POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % size
-        slow = server.connect(GET if is_reader else head)
+    server = FakeServer(1)
+    head = b"POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % size
+    slow = server.connect(GET if is_reader else head)
+    if is_reader:
+        slow.transport.write_buffer_size = size
+        slow.protocol.pause_writing()
+    are_open = []
+    for step_size in (step, step, 1):
+        server.loop.sleep(1.0)
         if is_reader:
-            slow.transport.write_buffer_size = size
-            slow.protocol.pause_writing()
-        are_open = []
-        for step_size in (step, step, 1):
-            server.loop.sleep(1.0)
-            if is_reader:
-                slow.transport.write_buffer_size -= step_size
-            else:
-                slow.protocol.data_received(bytes(step_size))
-            server.connect(POST).protocol.connection_lost(None)
-            are_open += open_connections([slow])
-        server.is_answering.set()
-        slow.protocol.connection_lost(None)
-        await asyncio.wait(server.state.tasks)
-        assert [True, True, False] == are_open
-
-    run_with_server(1, test)
+            slow.transport.write_buffer_size -= step_size
+        else:
+            slow.protocol.data_received(bytes(step_size))
+        server.connect(POST).protocol.connection_lost(None)
+        are_open += open_connections([slow])
+    server.is_answering.set()
+    slow.protocol.connection_lost(None)
+    await asyncio.wait(server.state.tasks)
+    assert [True, True, False] == are_open
 
 
-def test_connections_above_the_reserve_for_health_checks_are_aborted() -> None:
+async def test_connections_above_the_reserve_for_health_checks_are_aborted() -> None:
     """A client that opens many connections cannot take the descriptors of deliveries."""
-
-    async def test(server: FakeServer) -> None:
-        waiting = [server.connect(GET.replace(b"/x", b"/readyz")) for _ in range(2 + 32)]
-        assert [True] * 34 == open_connections(waiting)
-        assert server.connect().transport.is_aborted
-        server.is_answering.set()
-        await asyncio.wait(server.state.tasks)
-
-    run_with_server(2, test)
+    server = FakeServer(2)
+    waiting = [server.connect(GET.replace(b"/x", b"/readyz")) for _ in range(2 + 32)]
+    assert [True] * 34 == open_connections(waiting)
+    assert server.connect().transport.is_aborted
+    server.is_answering.set()
+    await asyncio.wait(server.state.tasks)
 
 
-def test_idle_connection_for_health_checks_is_closed_for_a_new_one() -> None:
+async def test_idle_connection_for_health_checks_is_closed_for_a_new_one() -> None:
     """A silent client above the limit is closed only when all reserved connections are in use."""
-
-    async def test(server: FakeServer) -> None:
-        busy = server.connect(GET)
-        reserved = [server.connect() for _ in range(32)]
-        assert [True] * 32 == open_connections(reserved)
-        latest = server.connect()
-        assert [False] * 3 + [True] * 29 == open_connections(reserved)
-        latest.protocol.data_received(HEALTHZ)
-        server.is_answering.set()
-        await busy.wait_until_served()
-        assert b"".join(latest.transport.written).startswith(b"HTTP/1.1 200")
-
-    run_with_server(1, test)
+    server = FakeServer(1)
+    busy = server.connect(GET)
+    reserved = [server.connect() for _ in range(32)]
+    assert [True] * 32 == open_connections(reserved)
+    latest = server.connect()
+    assert [False] * 3 + [True] * 29 == open_connections(reserved)
+    latest.protocol.data_received(HEALTHZ)
+    server.is_answering.set()
+    await busy.wait_until_served()
+    assert b"".join(latest.transport.written).startswith(b"HTTP/1.1 200")

@@ -29,7 +29,6 @@ async def test_page_and_its_files_are_served_without_an_api_key(role: str) -> No
 
 
 async def test_problem_types_link_to_their_row_on_the_page(api: ApiHarness) -> None:
-    """The page has one row for each problem type."""
     path, _, anchor = (await api.request("GET", "/nothing")).problem["type"].partition("#")
     page = (await api.request("GET", path)).body.decode()
     assert 1 == page.count(f'id="{anchor}"')

@@ -229,7 +229,6 @@ def test_name_with_a_private_address_is_blocked(
 
 
 def test_fault_of_an_unknown_name_and_a_closed_port() -> None:
-    """An unknown name is a DNS fault, and a closed port is a REFUSED fault."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         assert Fault.REFUSED is send(f"http://127.0.0.1:{bound.getsockname()[1]}/").fault
@@ -289,7 +288,6 @@ def test_full_pool_is_an_internal_fault(hostile: HostileTargets) -> None:
 
 
 async def test_cancelled_attempt_closes_its_connection(hostile: HostileTargets) -> None:
-    """The connection of a cancelled attempt is closed, and the next attempt works."""
     delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=3)
     before = len(hostile.received_requests)
     task = delivery.send(new_request(hostile.url + "never"))
@@ -316,8 +314,6 @@ async def test_close_fails_running_attempts(hostile: HostileTargets) -> None:
 
 
 def test_concurrent_requests_get_their_own_responses(hostile: HostileTargets) -> None:
-    """Each of 100 concurrent requests gets the response of its target."""
-
     async def main() -> list[DeliveryResult]:
         delivery = HttpDeliveryClient(LOOPBACK_GUARD)
         names = ["ok", "redirect", "http10", "status-999"] * 25

@@ -388,7 +388,6 @@ def test_old_tls_versions_are_disabled(hostile: HostileTargets) -> None:
 
 
 async def test_end_of_the_connection_ends_a_body_without_a_length(hostile: HostileTargets) -> None:
-    """A body without a length ends with the connection; a body with a length is incomplete."""
     results = []
     for response in (STATUS_LINE + b"\r\nall", STATUS_LINE + b"Content-Length: 4\r\n\r\nall"):
         async with run_server(respond_with(response)) as server:

@@ -210,7 +210,6 @@ async def test_close_fails_a_running_request(
 
 
 async def test_deadline_fails_a_request_unless_a_response_arrives(hostile: HostileTargets) -> None:
-    """A request fails at its deadline, and a response cancels the deadline."""
     delivery = HttpDeliveryClient(LOOPBACK_GUARD)
     late = await delivery.send(new_request(hostile.url + "never", timeout=0.05))
     answered = delivery.send(new_request(hostile.url + "ok"))

@@ -127,7 +127,6 @@ def test_fault_of_a_failed_connection(
 
 
 def test_certificate_is_valid_for_a_name_and_an_address(hostile: HostileTargets) -> None:
-    """A certificate can be valid for a name and for an IPv4 address."""
     url = hostile.tls_urls["good"] + "ok"
     assert 200 == send(url, ca_file=hostile.ca_file).status
     assert 200 == send(url.replace("127.0.0.1", "localhost"), ca_file=hostile.ca_file).status

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -39,131 +38,109 @@ async def connect() -> FakeConnection:
     return FakeConnection()
 
 
-def run(main: Callable[[ConnectionPool], Awaitable[None]], *, timeout_s: float = 5.0) -> None:
-    """Run a test with a pool of two connections."""
-
-    async def start() -> None:
-        await main(ConnectionPool(connect, size=2, timeout_s=timeout_s))
-
-    asyncio.run(start())
+def make_pool(*, timeout_s: float = 5.0) -> ConnectionPool:
+    """Return a pool of two connections."""
+    return ConnectionPool(connect, size=2, timeout_s=timeout_s)
 
 
-def test_the_connection_that_was_used_last_is_used_again() -> None:
+async def test_the_connection_that_was_used_last_is_used_again() -> None:
     """A released connection is reused, the last one first, unless it is closed."""
+    pool = make_pool()
+    first, second = await pool.acquire(), await pool.acquire()
+    pool.release(first)
+    pool.release(second)
+    assert second is await pool.acquire()
+    pool.release(second)
+    second.is_broken = True
 
-    async def main(pool: ConnectionPool) -> None:
-        first, second = await pool.acquire(), await pool.acquire()
-        pool.release(first)
-        pool.release(second)
-        assert second is await pool.acquire()
-        pool.release(second)
-        second.is_broken = True
-
-        assert first is await pool.acquire()
-
-    run(main)
+    assert first is await pool.acquire()
 
 
-def test_a_call_waits_for_a_free_connection() -> None:
+async def test_a_call_waits_for_a_free_connection() -> None:
     """There are never more connections than the size of the pool."""
+    pool = make_pool()
+    first, _ = await pool.acquire(), await pool.acquire()
+    waiting = asyncio.ensure_future(pool.acquire())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    pool.release(first)
 
-    async def main(pool: ConnectionPool) -> None:
-        first, _ = await pool.acquire(), await pool.acquire()
-        waiting = asyncio.ensure_future(pool.acquire())
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        pool.release(first)
-
-        assert first is await waiting
-
-    run(main)
+    assert first is await waiting
 
 
-def test_a_call_does_not_wait_for_ever() -> None:
+async def test_a_call_does_not_wait_for_ever() -> None:
     """If no connection becomes free within the timeout, the call raises an error."""
-
-    async def main(pool: ConnectionPool) -> None:
+    pool = make_pool(timeout_s=0.01)
+    await pool.acquire()
+    await pool.acquire()
+    with pytest.raises(TimeoutError):
         await pool.acquire()
-        await pool.acquire()
-        with pytest.raises(TimeoutError):
-            await pool.acquire()
-
-    run(main, timeout_s=0.01)
 
 
-def test_an_error_of_connect_does_not_use_up_the_pool() -> None:
+async def test_an_error_of_connect_does_not_use_up_the_pool() -> None:
     """After failed attempts to connect, there are as many connections as before."""
+    is_away = True
 
-    async def main() -> None:
-        is_away = True
+    async def connect_if_up() -> FakeConnection:
+        if is_away:
+            raise ConnectionRefusedError
+        return FakeConnection()
 
-        async def connect_if_up() -> FakeConnection:
-            if is_away:
-                raise ConnectionRefusedError
-            return FakeConnection()
-
-        pool = ConnectionPool(connect_if_up, size=1, timeout_s=0.01)
-        for _ in range(2):
-            with pytest.raises(ConnectionRefusedError):
-                await pool.acquire()
-        is_away = False
-        assert await pool.acquire() is not None
-
-    asyncio.run(main())
+    pool = ConnectionPool(connect_if_up, size=1, timeout_s=0.01)
+    for _ in range(2):
+        with pytest.raises(ConnectionRefusedError):
+            await pool.acquire()
+    is_away = False
+    assert await pool.acquire() is not None
 
 
-def test_a_discarded_connection_is_replaced_after_it_was_closed() -> None:
+async def test_a_discarded_connection_is_replaced_after_it_was_closed() -> None:
     """A statement that may still run is cancelled before another connection is opened."""
+    pool = make_pool()
+    first, _ = await pool.acquire(), await pool.acquire()
+    first.may_close.clear()
+    pool.discard(first)
+    waiting = asyncio.ensure_future(pool.acquire())
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    first.may_close.set()
 
-    async def main(pool: ConnectionPool) -> None:
-        first, _ = await pool.acquire(), await pool.acquire()
-        first.may_close.clear()
-        pool.discard(first)
-        waiting = asyncio.ensure_future(pool.acquire())
-        await asyncio.sleep(0.01)
-        assert not waiting.done()
-        first.may_close.set()
-
-        assert first is not await waiting
-        assert first.was_closed
-
-    run(main)
+    assert first is not await waiting
+    assert first.was_closed
 
 
-def test_a_connection_that_was_idle_for_long_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_was_idle_for_long_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It may have been dropped by a firewall, so it is closed."""
     monkeypatch.setattr(connection_pool, "_MAX_IDLE_S", -1.0)
 
-    async def main(pool: ConnectionPool) -> None:
-        first = await pool.acquire()
-        pool.release(first)
+    pool = make_pool()
+    first = await pool.acquire()
+    pool.release(first)
 
-        assert first is not await pool.acquire()
-        assert first.was_terminated
-
-    run(main)
+    assert first is not await pool.acquire()
+    assert first.was_terminated
 
 
-def test_close_waits_for_calls() -> None:
-    """`close` returns when connections in use are released, or terminates them in the end."""
+async def test_close_waits_for_calls() -> None:
+    """`close` returns when connections in use are released."""
+    pool = make_pool()
+    idle, used = await pool.acquire(), await pool.acquire()
+    pool.release(idle)
+    closing = asyncio.ensure_future(pool.close())
+    await asyncio.sleep(0)
+    pool.release(used)
+    await closing
 
-    async def main(pool: ConnectionPool) -> None:
-        idle, used = await pool.acquire(), await pool.acquire()
-        pool.release(idle)
-        closing = asyncio.ensure_future(pool.close())
-        await asyncio.sleep(0)
-        pool.release(used)
-        await closing
+    assert idle.was_closed
+    assert used.was_terminated
 
-        assert idle.was_closed
-        assert used.was_terminated
 
-    run(main)
+async def test_close_terminates_connections_that_stay_in_use() -> None:
+    """`close` does not wait for longer than the timeout."""
+    pool = make_pool(timeout_s=0.01)
+    used = await pool.acquire()
+    await pool.close()
 
-    async def hang(pool: ConnectionPool) -> None:
-        used = await pool.acquire()
-        await pool.close()
-
-        assert used.was_terminated
-
-    run(hang, timeout_s=0.01)
+    assert used.was_terminated

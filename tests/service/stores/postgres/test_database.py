@@ -46,7 +46,6 @@ def test_options_of_the_store_are_removed_from_the_url(url: str, options: Postgr
     "query", ["schema=", "schema=a.b", "pool_size=0", "pool_size=x", "listen=1"]
 )
 def test_a_malformed_option_is_an_error(query: str) -> None:
-    """The error names the option."""
     with pytest.raises(ConfigurationError, match=f"store must have .*{query.partition('=')[0]}"):
         PostgresTaskStore(f"postgresql://h/d?{query}")
 

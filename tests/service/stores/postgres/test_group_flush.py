@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -57,119 +56,97 @@ async def commit_and_wait(group: GroupFlush) -> None:
     await group.wait(await group.begin())
 
 
-def run(main: Callable[[ManualFlush, GroupFlush], Awaitable[None]]) -> None:
-    """Run a test with a manual flush."""
-
-    async def start() -> None:
-        flush = ManualFlush()
-        await main(flush, GroupFlush(flush.connect))
-
-    asyncio.run(start())
+def make_group() -> tuple[ManualFlush, GroupFlush]:
+    """Return a group with a manual flush."""
+    flush = ManualFlush()
+    return flush, GroupFlush(flush.connect)
 
 
-def test_calls_share_a_flush() -> None:
+async def test_calls_share_a_flush() -> None:
     """Two calls that wait before a flush starts need one flush."""
+    flush, group = make_group()
+    calls = [asyncio.ensure_future(commit_and_wait(group)) for _ in range(2)]
+    await run_callbacks()
+    flush.end()
+    await asyncio.gather(*calls)
 
-    async def main(flush: ManualFlush, group: GroupFlush) -> None:
-        calls = [asyncio.ensure_future(commit_and_wait(group)) for _ in range(2)]
-        await run_callbacks()
-        flush.end()
-        await asyncio.gather(*calls)
-
-        assert 1 == flush.started_count
-
-    run(main)
+    assert 1 == flush.started_count
 
 
-def test_a_call_needs_a_flush_that_starts_after_it() -> None:
+async def test_a_call_needs_a_flush_that_starts_after_it() -> None:
     """A flush in progress may have started before the call's commit, so it does not count."""
+    flush, group = make_group()
+    first = asyncio.ensure_future(commit_and_wait(group))
+    await run_callbacks()
+    second = asyncio.ensure_future(commit_and_wait(group))
+    await run_callbacks()
+    flush.end()
+    await first
+    await run_callbacks()
+    assert not second.done()
+    flush.end()
+    await second
 
-    async def main(flush: ManualFlush, group: GroupFlush) -> None:
-        first = asyncio.ensure_future(commit_and_wait(group))
-        await run_callbacks()
-        second = asyncio.ensure_future(commit_and_wait(group))
-        await run_callbacks()
-        flush.end()
-        await first
-        await run_callbacks()
-        assert not second.done()
-        flush.end()
-        await second
-
-        assert 2 == flush.started_count
-
-    run(main)
+    assert 2 == flush.started_count
 
 
-def test_the_error_of_a_flush_is_raised_by_its_calls() -> None:
+async def test_the_error_of_a_flush_is_raised_by_its_calls() -> None:
     """Calls whose flush fails raise its error; later calls start another flush."""
-
-    async def main(flush: ManualFlush, group: GroupFlush) -> None:
-        calls = [asyncio.ensure_future(commit_and_wait(group)) for _ in range(2)]
-        await run_callbacks()
-        flush.end(StoreUnavailable("away"))
-        for call in calls:
-            with pytest.raises(StoreUnavailable):
-                await call
-        later = asyncio.ensure_future(commit_and_wait(group))
-        await run_callbacks()
-        flush.end()
-        await later
-
-    run(main)
+    flush, group = make_group()
+    calls = [asyncio.ensure_future(commit_and_wait(group)) for _ in range(2)]
+    await run_callbacks()
+    flush.end(StoreUnavailable("away"))
+    for call in calls:
+        with pytest.raises(StoreUnavailable):
+            await call
+    later = asyncio.ensure_future(commit_and_wait(group))
+    await run_callbacks()
+    flush.end()
+    await later
 
 
-def test_a_cancelled_call_does_not_affect_others() -> None:
+async def test_a_cancelled_call_does_not_affect_others() -> None:
     """A call that shares the flush of a cancelled call still returns after the flush."""
+    flush, group = make_group()
+    calls = [asyncio.ensure_future(commit_and_wait(group)) for _ in range(2)]
+    await run_callbacks()
+    calls[0].cancel()
+    await run_callbacks()
+    flush.end()
+    await calls[1]
 
-    async def main(flush: ManualFlush, group: GroupFlush) -> None:
-        calls = [asyncio.ensure_future(commit_and_wait(group)) for _ in range(2)]
-        await run_callbacks()
-        calls[0].cancel()
-        await run_callbacks()
-        flush.end()
-        await calls[1]
-
-        assert calls[0].cancelled()
-
-    run(main)
+    assert calls[0].cancelled()
 
 
-def test_a_call_fails_if_the_connection_was_lost_after_its_commit() -> None:
+async def test_a_call_fails_if_the_connection_was_lost_after_its_commit() -> None:
     """A flush on a new connection does not prove that a server that has crashed kept the commit."""
+    flush, group = make_group()
+    number = await group.begin()
+    flush.terminate()  # the server crashes after the commit, and another call connects again
+    later = asyncio.ensure_future(commit_and_wait(group))
+    await run_callbacks()
+    earlier = asyncio.ensure_future(group.wait(number))
+    await run_callbacks()
+    flush.end()
+    await later
+    await run_callbacks()
+    flush.end()
+    with pytest.raises(StoreUnavailable, match="before the transaction was flushed"):
+        await earlier
 
-    async def main(flush: ManualFlush, group: GroupFlush) -> None:
-        number = await group.begin()
-        flush.terminate()  # the server crashes after the commit, and another call connects again
-        later = asyncio.ensure_future(commit_and_wait(group))
-        await run_callbacks()
-        earlier = asyncio.ensure_future(group.wait(number))
-        await run_callbacks()
-        flush.end()
-        await later
-        await run_callbacks()
-        flush.end()
-        with pytest.raises(StoreUnavailable, match="before the transaction was flushed"):
-            await earlier
-
-        assert 2 == flush.opened_count
-
-    run(main)
+    assert 2 == flush.opened_count
 
 
-def test_a_failed_flush_closes_the_connection() -> None:
+async def test_a_failed_flush_closes_the_connection() -> None:
     """Calls that committed before a failed flush fail, also if they wait for the next flush."""
+    flush, group = make_group()
+    calls = [asyncio.ensure_future(commit_and_wait(group))]
+    await run_callbacks()
+    calls.append(asyncio.ensure_future(commit_and_wait(group)))
+    await run_callbacks()
+    flush.end(StoreUnavailable("away"))
+    for call in calls:
+        with pytest.raises(StoreUnavailable):
+            await call
 
-    async def main(flush: ManualFlush, group: GroupFlush) -> None:
-        calls = [asyncio.ensure_future(commit_and_wait(group))]
-        await run_callbacks()
-        calls.append(asyncio.ensure_future(commit_and_wait(group)))
-        await run_callbacks()
-        flush.end(StoreUnavailable("away"))
-        for call in calls:
-            with pytest.raises(StoreUnavailable):
-                await call
-
-        assert 1 == flush.started_count
-
-    run(main)
+    assert 1 == flush.started_count

@@ -22,7 +22,7 @@ def test_slots_belong_to_primaries() -> None:
     assert [SlotRange(0, 99, SEED), SlotRange(100, 199, OTHER)] == parse_slots(REPLY, SEED)
 
 
-def test_concurrent_calls_read_the_map_once() -> None:
+async def test_concurrent_calls_read_the_map_once() -> None:
     """The map is read before the first call, and again only after an error."""
     asked: list[NodeAddress] = []
 
@@ -31,19 +31,16 @@ def test_concurrent_calls_read_the_map_once() -> None:
         await asyncio.sleep(0)
         return REPLY
 
-    async def main() -> None:
-        cluster = ClusterMap([SEED], read_slots)
-        found = await asyncio.gather(*(cluster.find_primary(slot) for slot in (0, 99, 100, 199)))
-        assert ([SEED, SEED, OTHER, OTHER], [SEED]) == (found, asked)
-        cluster.record_move(5, OTHER)
-        assert [OTHER, SEED] == [await cluster.find_primary(slot) for slot in (5, 6)]
-        with pytest.raises(StoreUnavailable, match="no node of the Cluster has slot 200"):
-            await cluster.find_primary(200)
-
-    asyncio.run(main())
+    cluster = ClusterMap([SEED], read_slots)
+    found = await asyncio.gather(*(cluster.find_primary(slot) for slot in (0, 99, 100, 199)))
+    assert ([SEED, SEED, OTHER, OTHER], [SEED]) == (found, asked)
+    cluster.record_move(5, OTHER)
+    assert [OTHER, SEED] == [await cluster.find_primary(slot) for slot in (5, 6)]
+    with pytest.raises(StoreUnavailable, match="no node of the Cluster has slot 200"):
+        await cluster.find_primary(200)
 
 
-def test_other_nodes_are_asked_if_one_does_not_respond() -> None:
+async def test_other_nodes_are_asked_if_one_does_not_respond() -> None:
     """Each known primary and the node of the URL are asked; if none responds, calls fail."""
     down: set[NodeAddress] = set()
 
@@ -52,21 +49,18 @@ def test_other_nodes_are_asked_if_one_does_not_respond() -> None:
             raise ConnectionRefusedError
         return [[0, 99, [b"seed", 6379]], [100, 199, [b"10.0.0.2", 7000]]]
 
-    async def main() -> None:
-        cluster = ClusterMap([SEED], read_slots)
+    cluster = ClusterMap([SEED], read_slots)
+    await cluster.refresh()
+    cluster._read_at = float("-inf")  # as if some time had passed
+    down.add(SEED)
+    await cluster.refresh()
+    cluster._read_at = float("-inf")
+    down.add(OTHER)
+    with pytest.raises(StoreUnavailable, match="no node of the Cluster responds"):
         await cluster.refresh()
-        cluster._read_at = float("-inf")  # as if some time had passed
-        down.add(SEED)
-        await cluster.refresh()
-        cluster._read_at = float("-inf")
-        down.add(OTHER)
-        with pytest.raises(StoreUnavailable, match="no node of the Cluster responds"):
-            await cluster.refresh()
-
-    asyncio.run(main())
 
 
-def test_each_node_of_the_url_is_tried() -> None:
+async def test_each_node_of_the_url_is_tried() -> None:
     """A process starts while the first node is down; the error names a node and its reply."""
     replies: dict[NodeAddress, Any] = {OTHER: [[0, 99, [b"seed", 6379]]]}
 
@@ -76,21 +70,18 @@ def test_each_node_of_the_url_is_tried() -> None:
         slots: list[Any] = replies[address]
         return slots
 
-    async def main() -> None:
-        cluster = ClusterMap([SEED, OTHER], read_slots)
-        await cluster.refresh()
-        assert [SEED] == cluster.primaries
+    cluster = ClusterMap([SEED, OTHER], read_slots)
+    await cluster.refresh()
+    assert [SEED] == cluster.primaries
 
-        replies.clear()
-        single_server = ClusterMap([SEED], read_slots)
-        message = "responds: seed:6379: .* cluster support disabled. Use redis://HOST"
-        with pytest.raises(StoreUnavailable, match=message):
-            await single_server.refresh()
-
-    asyncio.run(main())
+    replies.clear()
+    single_server = ClusterMap([SEED], read_slots)
+    message = "responds: seed:6379: .* cluster support disabled. Use redis://HOST"
+    with pytest.raises(StoreUnavailable, match=message):
+        await single_server.refresh()
 
 
-def test_concurrent_calls_fail_together() -> None:
+async def test_concurrent_calls_fail_together() -> None:
     """If no node responds, the calls that wait for the map fail with the first one."""
     asked: list[NodeAddress] = []
 
@@ -99,18 +90,15 @@ def test_concurrent_calls_fail_together() -> None:
         await asyncio.sleep(0)
         raise ConnectionRefusedError
 
-    async def main() -> None:
-        cluster = ClusterMap([SEED], read_slots)
-        for count in (1, 2):  # a later call tries again
-            calls = (cluster.find_primary(slot) for slot in range(9))
-            results = await asyncio.gather(*calls, return_exceptions=True)
-            assert [StoreUnavailable] * 9 == [type(result) for result in results]
-            assert [SEED] * count == asked
-
-    asyncio.run(main())
+    cluster = ClusterMap([SEED], read_slots)
+    for count in (1, 2):  # a later call tries again
+        calls = (cluster.find_primary(slot) for slot in range(9))
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert [StoreUnavailable] * 9 == [type(result) for result in results]
+        assert [SEED] * count == asked
 
 
-def test_few_nodes_of_a_large_cluster_are_asked() -> None:
+async def test_few_nodes_of_a_large_cluster_are_asked() -> None:
     """One refresh tries three primaries and the node of the URL, and the next one others."""
     primaries = [NodeAddress(f"10.0.0.{number}", 7000) for number in range(1, 8)]
     asked: list[NodeAddress] = []
@@ -122,19 +110,15 @@ def test_few_nodes_of_a_large_cluster_are_asked() -> None:
             raise ConnectionRefusedError
         return [[n, n, [node.host.encode(), node.port]] for n, node in enumerate(primaries)]
 
-    async def main() -> None:
-        nonlocal is_down
-        cluster = ClusterMap([SEED], read_slots)
-        await cluster.refresh()
-        is_down = True
-        cluster._read_at = float("-inf")  # as if some time had passed
-        found: set[NodeAddress] = set()
-        for _ in range(3):
-            asked.clear()
-            with pytest.raises(StoreUnavailable):
-                await cluster.refresh()
-            assert (4, SEED) == (len(asked), asked[-1])
-            found.update(asked[:-1])
-        assert set(primaries) == found
-
-    asyncio.run(main())
+    cluster = ClusterMap([SEED], read_slots)
+    await cluster.refresh()
+    is_down = True
+    cluster._read_at = float("-inf")  # as if some time had passed
+    found: set[NodeAddress] = set()
+    for _ in range(3):
+        asked.clear()
+        with pytest.raises(StoreUnavailable):
+            await cluster.refresh()
+        assert (4, SEED) == (len(asked), asked[-1])
+        found.update(asked[:-1])
+    assert set(primaries) == found

@@ -25,18 +25,14 @@ def test_a_node_of_a_cluster_is_not_a_single_server() -> None:
     ) == str(error)
 
 
-def test_a_store_that_is_not_open_is_unavailable() -> None:
+async def test_a_store_that_is_not_open_is_unavailable() -> None:
     """Every call raises `StoreUnavailable` before `open` and after `close`."""
-
-    async def main() -> None:
-        store = RedisTaskStore("redis://h")
-        with pytest.raises(StoreUnavailable, match="not open"):
-            await store.ping()
-        with pytest.raises(StoreUnavailable, match="not open"):
-            await store.counters()
-        await store.close()
-
-    asyncio.run(main())
+    store = RedisTaskStore("redis://h")
+    with pytest.raises(StoreUnavailable, match="not open"):
+        await store.ping()
+    with pytest.raises(StoreUnavailable, match="not open"):
+        await store.counters()
+    await store.close()
 
 
 def test_a_closed_connection_of_uvloop_is_unavailable() -> None:

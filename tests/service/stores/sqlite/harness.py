@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,16 +36,23 @@ def run_case(case: Case, folder: Path) -> None:
     )
 
 
+@asynccontextmanager
+async def open_store(path: Path) -> AsyncIterator[SqliteTaskStore]:
+    """Open and close a store on a manual clock."""
+    store = SqliteTaskStore(path, clock=ManualClock())
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
 def run_on_store(path: Path, main: Callable[[SqliteTaskStore], Awaitable[None]]) -> None:
-    """Run a coroutine function with an open store."""
+    """Run a coroutine function with an open store on a manual clock."""
 
     async def run() -> None:
-        store = SqliteTaskStore(path, clock=ManualClock())
-        await store.open()
-        try:
+        async with open_store(path) as store:
             await main(store)
-        finally:
-            await store.close()
 
     asyncio.run(run())
 

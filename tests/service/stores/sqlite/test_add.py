@@ -10,7 +10,6 @@ import pytest
 from tarry.errors import ConfigurationError
 from tarry.service.model import Status
 from tarry.service.store import AddStatus, NewTask
-from tarry.service.stores.sqlite import SqliteTaskStore
 from tarry.service.stores.sqlite import add as add_module
 from tests.service.stores.conformance import add as add_cases
 from tests.service.stores.conformance.suite import Case, case_name
@@ -19,8 +18,8 @@ from tests.service.stores.sqlite.harness import (
     BATCH_SIZES,
     DatabaseFile,
     cases_of,
+    open_store,
     run_case,
-    run_on_store,
 )
 
 
@@ -79,10 +78,9 @@ def test_a_batch_with_a_repeated_id_is_rejected(database_file: DatabaseFile) -> 
     assert [] == database_file.rows()["task"]
 
 
-def test_an_existing_or_malformed_id_is_rejected(tmp_path: Path) -> None:
+async def test_an_existing_or_malformed_id_is_rejected(tmp_path: Path) -> None:
     """The error for an existing or malformed id names the field `id`."""
-
-    async def main(store: SqliteTaskStore) -> None:
+    async with open_store(tmp_path / "tasks.db") as store:
         await store.add([NewTask(task(1))])
         for existing in (task(1, key="other"), task(1, tenant="beta")):
             with pytest.raises(ConfigurationError, match="id must be new"):
@@ -92,8 +90,6 @@ def test_an_existing_or_malformed_id_is_rejected(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="id must be a UUID"):
             await store.add([NewTask(malformed)])
         assert 1 == (await store.counters()).task_counts[Status.PENDING]
-
-    run_on_store(tmp_path / "tasks.db", main)
 
 
 def test_a_tenant_at_its_quota_does_not_split_the_tasks_of_others(

@@ -10,9 +10,9 @@ import pytest
 
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.store import NewTask
-from tarry.service.stores.sqlite import SqliteTaskStore, backup, database, schema
+from tarry.service.stores.sqlite import backup, database, schema
 from tests.service.stores.harness import task
-from tests.service.stores.sqlite.harness import DatabaseFile, run_on_store
+from tests.service.stores.sqlite.harness import DatabaseFile, open_store
 
 
 def ignore_progress(_finished: int, _total: int) -> None:
@@ -42,7 +42,7 @@ def test_a_copy_ends_while_the_file_is_written(
     source.database.close()
 
 
-def test_a_copy_is_one_file_that_the_store_accepts(tmp_path: Path) -> None:
+async def test_a_copy_is_one_file_that_the_store_accepts(tmp_path: Path) -> None:
     """The copy has no WAL, the schema version of the source, and is opened as a store."""
     source, target = DatabaseFile(tmp_path / "tasks.db"), tmp_path / "copy" / "copy.db"
     source.add([NewTask(task(1))])
@@ -57,12 +57,10 @@ def test_a_copy_is_one_file_that_the_store_accepts(tmp_path: Path) -> None:
         assert [("delete",)] == connection.execute("PRAGMA journal_mode").fetchall()
         assert [(schema.newest_version(),)] == connection.execute("PRAGMA user_version").fetchall()
 
-    async def claim(store: SqliteTaskStore) -> None:
+    async with open_store(target) as store:
         found = await store.get_task("acme", task(1).id)
         assert found is not None
         assert b"content 1" == found.packed_content
-
-    run_on_store(target, claim)
 
 
 def test_an_older_schema_is_copied_unchanged(

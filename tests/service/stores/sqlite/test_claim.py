@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -22,26 +21,19 @@ def test_conformance(case: Case, tmp_path: Path) -> None:
     run_case(case, tmp_path)
 
 
-def test_a_parked_lane_is_not_claimed_within_the_horizon(tmp_path: Path) -> None:
-    """A task within the claim horizon is not claimed before the parking of its lane ends."""
+async def test_a_parked_lane_is_not_claimed_within_the_horizon(tmp_path: Path) -> None:
     clock = ManualClock()
 
-    async def main() -> None:
-        store = SqliteTaskStore(tmp_path / "tasks.db", clock=clock)
-        await store.open()
-        try:
-            await store.add([NewTask(task(1), delay_ms=800)])
-            await store.park(LANE, START_MS + 500, probes=1, consecutive_opens=1)
-            for _ in range(2):
-                early = await store.claim(LEASE, limit=10, per_lane=10)
-                assert ([], START_MS + 500) == (early.tasks, early.next_at)
-            clock.advance(500)
-            claimed = await store.claim(LEASE, limit=10, per_lane=10)
-            assert ([1], {LANE: 1}) == (
-                task_numbers(claimed.tasks),
-                claimed.consecutive_opens_by_lane,
-            )
-        finally:
-            await store.close()
-
-    asyncio.run(main())
+    store = SqliteTaskStore(tmp_path / "tasks.db", clock=clock)
+    await store.open()
+    try:
+        await store.add([NewTask(task(1), delay_ms=800)])
+        await store.park(LANE, START_MS + 500, probes=1, consecutive_opens=1)
+        for _ in range(2):
+            early = await store.claim(LEASE, limit=10, per_lane=10)
+            assert ([], START_MS + 500) == (early.tasks, early.next_at)
+        clock.advance(500)
+        claimed = await store.claim(LEASE, limit=10, per_lane=10)
+        assert ([1], {LANE: 1}) == (task_numbers(claimed.tasks), claimed.consecutive_opens_by_lane)
+    finally:
+        await store.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -74,28 +73,24 @@ def test_clock_does_not_follow_a_jump_of_the_wall_clock(jump_ms: int) -> None:
 
 
 @pytest.mark.parametrize("jump_ms", [HOUR_MS, -HOUR_MS])
-def test_jump_ends_no_lease_and_no_wait(jump_ms: int, tmp_path: Path) -> None:
+async def test_jump_ends_no_lease_and_no_wait(jump_ms: int, tmp_path: Path) -> None:
     """After a jump, another process claims neither leased tasks nor tasks that wait."""
+    machine = FakeMachine()
+    store = await open_store(machine, tmp_path)
+    waiting = NewTask(task(2), delay_ms=MINUTE_MS)
+    await store.add([NewTask(task(1), lease_on_add=True), waiting], LEASE)
+    machine.wall_offset_ms += jump_ms
+    other = await open_store(machine, tmp_path)
+    for process in (store, other):
+        assert START_MS == await process.ping()
+        assert [] == (await process.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks
+        assert START_MS == await process.read(lambda tx: tx.now)
 
-    async def main() -> None:
-        machine = FakeMachine()
-        store = await open_store(machine, tmp_path)
-        waiting = NewTask(task(2), delay_ms=MINUTE_MS)
-        await store.add([NewTask(task(1), lease_on_add=True), waiting], LEASE)
-        machine.wall_offset_ms += jump_ms
-        other = await open_store(machine, tmp_path)
-        for process in (store, other):
-            assert START_MS == await process.ping()
-            assert [] == (await process.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks
-            assert START_MS == await process.read(lambda tx: tx.now)
-
-        machine.boot_ms += MINUTE_MS
-        claimed = await other.claim(OTHER_LEASE, limit=10, per_lane=10)
-        assert [1, 2] == sorted(task_numbers(claimed.tasks))
-        await store.close()
-        await other.close()
-
-    asyncio.run(main())
+    machine.boot_ms += MINUTE_MS
+    claimed = await other.claim(OTHER_LEASE, limit=10, per_lane=10)
+    assert [1, 2] == sorted(task_numbers(claimed.tasks))
+    await store.close()
+    await other.close()
 
 
 async def _restart_service(machine: FakeMachine, folder: Path) -> SqliteTaskStore:
@@ -108,44 +103,36 @@ async def _restart_machine(machine: FakeMachine, folder: Path) -> SqliteTaskStor
 
 
 @pytest.mark.parametrize("restart", [_restart_service, _restart_machine])
-def test_wall_clock_is_read_again_after_a_restart(
+async def test_wall_clock_is_read_again_after_a_restart(
     restart: Callable[[FakeMachine, Path], Awaitable[SqliteTaskStore]], tmp_path: Path
 ) -> None:
     """When all processes were stopped, the next one uses the time of the wall clock."""
+    machine = FakeMachine()
+    first = await open_store(machine, tmp_path)
+    machine.wall_offset_ms += HOUR_MS
+    second = await open_store(machine, tmp_path)
+    await first.close()
+    third = await open_store(machine, tmp_path)
+    assert START_MS == await third.ping()
+    await second.close()
+    await third.close()
 
-    async def main() -> None:
-        machine = FakeMachine()
-        first = await open_store(machine, tmp_path)
-        machine.wall_offset_ms += HOUR_MS
-        second = await open_store(machine, tmp_path)
-        await first.close()
-        third = await open_store(machine, tmp_path)
-        assert START_MS == await third.ping()
-        await second.close()
-        await third.close()
-
-        last = await restart(machine, tmp_path)
-        assert machine.wall_ms == await last.ping()
-        await last.close()
-
-    asyncio.run(main())
+    last = await restart(machine, tmp_path)
+    assert machine.wall_ms == await last.ping()
+    await last.close()
 
 
-def test_machine_without_boot_id_has_one_clock_per_process(tmp_path: Path) -> None:
+async def test_machine_without_boot_id_has_one_clock_per_process(tmp_path: Path) -> None:
     """Without a boot id, an offset in the file could be from before a restart of the machine."""
-
-    async def main() -> None:
-        machine = FakeMachine()
-        machine.boot_id = None
-        first = await open_store(machine, tmp_path)
-        machine.wall_offset_ms += HOUR_MS
-        second = await open_store(machine, tmp_path)
-        assert START_MS == await first.ping()
-        assert START_MS + HOUR_MS == await second.ping()
-        await first.close()
-        await second.close()
-
-    asyncio.run(main())
+    machine = FakeMachine()
+    machine.boot_id = None
+    first = await open_store(machine, tmp_path)
+    machine.wall_offset_ms += HOUR_MS
+    second = await open_store(machine, tmp_path)
+    assert START_MS == await first.ping()
+    assert START_MS + HOUR_MS == await second.ping()
+    await first.close()
+    await second.close()
 
 
 def test_deviation_from_the_wall_clock_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

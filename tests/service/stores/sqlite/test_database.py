@@ -21,15 +21,14 @@ from tarry.service.model import Status
 from tarry.service.store import NewTask, StoredTaskFilter
 from tarry.service.stores.sqlite import SqliteTaskStore, database
 from tests.service.stores.harness import LEASE, ManualClock, success_result, task
-from tests.service.stores.sqlite.harness import open_error, run_on_store
+from tests.service.stores.sqlite.harness import open_error, open_store
 
 NOBODY_UID = 65_534
 
 
-def test_a_write_that_exceeds_the_disk_space_fails(tmp_path: Path) -> None:
+async def test_a_write_that_exceeds_the_disk_space_fails(tmp_path: Path) -> None:
     """On a full disk, a large write fails and a small one of the same group is committed."""
-
-    async def main(store: SqliteTaskStore) -> None:
+    async with open_store(tmp_path / "tasks.db") as store:
         await store.add([NewTask(task(1))])
         leased = (await store.claim(LEASE, limit=1, per_lane=1)).tasks
         connection, _ = store.database.open()
@@ -52,8 +51,6 @@ def test_a_write_that_exceeds_the_disk_space_fails(tmp_path: Path) -> None:
             await store.add(large_tasks)
         connection.execute("PRAGMA max_page_count = 1000000").fetchall()
         assert 2 == len(await store.add(large_tasks))
-
-    run_on_store(tmp_path / "tasks.db", main)
 
 
 @pytest.fixture
@@ -90,11 +87,11 @@ def keep_open(path: Path) -> Iterator[None]:
         process.communicate("\n")
 
 
-def test_a_read_only_file_can_be_read(unprivileged_folder: Path) -> None:
+async def test_a_read_only_file_can_be_read(unprivileged_folder: Path) -> None:
     """On a read-only file, reads succeed, and writes fail until the file is writable."""
     path = unprivileged_folder / "tasks.db"
 
-    async def main(store: SqliteTaskStore) -> None:
+    async with open_store(path) as store:
         await store.add([NewTask(task(1))])
         assert 1 == len((await store.list_tasks("acme", StoredTaskFilter())).items)
         with keep_open(path):
@@ -113,14 +110,12 @@ def test_a_read_only_file_can_be_read(unprivileged_folder: Path) -> None:
             await store.add([NewTask(task(2))])
             assert 2 == len((await store.list_tasks("acme", StoredTaskFilter())).items)
 
-    run_on_store(path, main)
 
-
-def test_a_moved_file_is_unavailable_until_it_is_back(tmp_path: Path) -> None:
+async def test_a_moved_file_is_unavailable_until_it_is_back(tmp_path: Path) -> None:
     """Operations fail while the file is moved, and succeed once it is back."""
     path, moved_path = tmp_path / "tasks.db", tmp_path / "moved.db"
 
-    async def main(store: SqliteTaskStore) -> None:
+    async with open_store(path) as store:
         await store.add([NewTask(task(1))])
         path.rename(moved_path)
         for _ in range(2):
@@ -132,16 +127,14 @@ def test_a_moved_file_is_unavailable_until_it_is_back(tmp_path: Path) -> None:
         await store.add([NewTask(task(2))])
         assert 2 == (await store.counters()).task_counts[Status.PENDING]
 
-    run_on_store(path, main)
 
-
-def test_writes_fail_while_another_process_has_the_write_lock(
+async def test_writes_fail_while_another_process_has_the_write_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Writes fail while another connection has the write lock; reads do not wait for it."""
     monkeypatch.setattr(database, "_BUSY_TIMEOUT_MS", 1)
 
-    async def main(store: SqliteTaskStore) -> None:
+    async with open_store(tmp_path / "tasks.db") as store:
         await store.add([NewTask(task(1))])
         with closing(sqlite3.connect(tmp_path / "tasks.db", isolation_level=None)) as connection:
             connection.execute("BEGIN IMMEDIATE")
@@ -153,27 +146,22 @@ def test_writes_fail_while_another_process_has_the_write_lock(
             connection.execute("ROLLBACK")
         await store.add([NewTask(task(2))])
 
-    run_on_store(tmp_path / "tasks.db", main)
 
-
-def test_a_store_opens_once_its_folder_exists(tmp_path: Path) -> None:
+async def test_a_store_opens_once_its_folder_exists(tmp_path: Path) -> None:
     """A store that could not be opened works once its folder exists."""
     path = tmp_path / "later" / "tasks.db"
 
-    async def main() -> None:
-        store = SqliteTaskStore(path, clock=ManualClock())
-        try:
-            with pytest.raises(StoreUnavailable, match="cannot be opened"):
-                await store.open()
-            with pytest.raises(StoreUnavailable, match="cannot be opened"):
-                await store.counters()
-            path.parent.mkdir()
-            await store.add([NewTask(task(1))])
-            assert 1 == (await store.counters()).task_counts[Status.PENDING]
-        finally:
-            await store.close()
-
-    asyncio.run(main())
+    store = SqliteTaskStore(path, clock=ManualClock())
+    try:
+        with pytest.raises(StoreUnavailable, match="cannot be opened"):
+            await store.open()
+        with pytest.raises(StoreUnavailable, match="cannot be opened"):
+            await store.counters()
+        path.parent.mkdir()
+        await store.add([NewTask(task(1))])
+        assert 1 == (await store.counters()).task_counts[Status.PENDING]
+    finally:
+        await store.close()
 
 
 def test_an_old_sqlite_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

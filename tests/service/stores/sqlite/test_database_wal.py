@@ -24,7 +24,7 @@ from tarry.service.store import NewTask, StoredTaskFilter
 from tarry.service.stores.sqlite import SqliteDatabase, SqliteTaskStore, database
 from tarry.service.stores.sqlite.transaction import ReadTransaction, WriteTransaction
 from tests.service.stores.harness import START_MS, task
-from tests.service.stores.sqlite.harness import run_on_store
+from tests.service.stores.sqlite.harness import open_store, run_on_store
 
 MAX_WAL_BYTES = 1 << 20
 DELETIONS = [("-wal",), ("-shm",), ("-wal", "-shm")]
@@ -60,7 +60,7 @@ def journal_mode(path: Path) -> str:
         return str(connection.execute("PRAGMA journal_mode").fetchone()[0])
 
 
-def test_the_wal_stays_short_during_constant_reads(
+async def test_the_wal_stays_short_during_constant_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The WAL does not grow beyond its limit although reads never pause."""
@@ -70,7 +70,8 @@ def test_the_wal_stays_short_during_constant_reads(
     path.symlink_to(tmp_path / "tasks.db")
     batch_size = 50
 
-    async def main(store: SqliteTaskStore) -> None:
+    async with open_store(path) as store:
+
         async def read() -> None:
             while True:
                 await store.list_tasks("acme", StoredTaskFilter(reason="none"), limit=100)
@@ -88,10 +89,8 @@ def test_the_wal_stays_short_during_constant_reads(
                 reader.cancel()
             await asyncio.wait(readers)
 
-    run_on_store(path, main)
 
-
-def test_a_long_read_delays_truncation_without_busy_waiting(
+async def test_a_long_read_delays_truncation_without_busy_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """During a long read, a truncation is tried again only after the WAL has grown."""
@@ -101,7 +100,7 @@ def test_a_long_read_delays_truncation_without_busy_waiting(
     path = tmp_path / "tasks.db"
     statements: list[str] = []
 
-    async def main(store: SqliteTaskStore) -> None:
+    async with open_store(path) as store:
         store.database.open()[0].set_trace_callback(statements.append)
         await store.add([NewTask(task(1))])
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -121,10 +120,8 @@ def test_a_long_read_delays_truncation_without_busy_waiting(
         assert wal_size(path) < MAX_WAL_BYTES
         assert [(5000,)] == store.database.open()[0].execute("PRAGMA busy_timeout").fetchall()
 
-    run_on_store(path, main)
 
-
-def test_a_write_succeeds_although_truncation_fails(
+async def test_a_write_succeeds_although_truncation_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error of the checkpoint, which only keeps the WAL short, is not an error of the write."""
@@ -137,14 +134,12 @@ def test_a_write_succeeds_although_truncation_fails(
         denied.append(name)
         return sqlite3.SQLITE_DENY
 
-    async def main(store: SqliteTaskStore) -> None:
+    async with open_store(tmp_path / "tasks.db") as store:
         await store.ping()
         store.database.open()[0].set_authorizer(deny_checkpoints)
         await store.add([NewTask(task(1))])
         assert 1 == (await store.counters()).task_counts[Status.PENDING]
         assert denied
-
-    run_on_store(tmp_path / "tasks.db", main)
 
 
 def _count_checkpoints(statements: list[str]) -> int:
@@ -249,13 +244,13 @@ def other_process(path: Path) -> Iterator[Callable[[str], str]]:
 
 
 @pytest.mark.parametrize("suffixes", DELETIONS)
-def test_no_commit_is_lost_with_a_deleted_wal(
+async def test_no_commit_is_lost_with_a_deleted_wal(
     tmp_path: Path, suffixes: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The WAL is copied into the file before the next write is answered, and replaced."""
     path = tmp_path / "tasks.db"
 
-    async def main(store: SqliteTaskStore) -> None:
+    async with open_store(path) as store:
         await store.add([NewTask(task(1))])
         assert 1 == (await store.counters()).task_counts[Status.PENDING]
         delete(path, suffixes)
@@ -266,62 +261,57 @@ def test_no_commit_is_lost_with_a_deleted_wal(
         assert 3 == count_tasks_after_crash(path)
         assert 3 == (await store.counters()).task_counts[Status.PENDING]
         assert os.access(f"{path}-shm", os.F_OK)  # a new process would use the same index
-
-    run_on_store(path, main)
     [record] = [record for record in caplog.records if record.levelname == "ERROR"]
     assert "write-ahead log deleted while open, its content was copied" in record.getMessage()
 
 
-def test_a_wal_deleted_during_a_transaction_is_copied(tmp_path: Path) -> None:
+async def test_a_wal_deleted_during_a_transaction_is_copied(tmp_path: Path) -> None:
     """A commit into the deleted WAL is answered after the WAL was copied into the file."""
     path = tmp_path / "tasks.db"
 
-    async def main(store: SqliteTaskStore) -> None:
+    async with open_store(path) as store:
         async with asyncio.TaskGroup() as group:
             group.create_task(store.add([NewTask(task(1))]))
             group.create_task(store.write(lambda _: delete(path, ("-wal",))))
         assert 1 == count_tasks_after_crash(path)
 
-    run_on_store(path, main)
-
 
 @pytest.mark.parametrize("suffixes", DELETIONS)
-def test_all_processes_replace_a_deleted_wal(tmp_path: Path, suffixes: tuple[str, ...]) -> None:
+async def test_all_processes_replace_a_deleted_wal(
+    tmp_path: Path, suffixes: tuple[str, ...]
+) -> None:
     """Each process continues with the new WAL, whichever has replaced the deleted one."""
     path = tmp_path / "tasks.db"
 
-    async def main() -> None:
-        store = SqliteTaskStore(path, writer_process=True)
-        await store.open()
+    store = SqliteTaskStore(path, writer_process=True)
+    await store.open()
 
-        async def count() -> int:
-            return (await store.counters()).task_counts[Status.PENDING]
+    async def count() -> int:
+        return (await store.counters()).task_counts[Status.PENDING]
 
-        try:
-            with other_process(path) as evaluate:
-                for total in range(0, 50, 10):
-                    await store.add([NewTask(task(total))])
-                    assert (total + 1, str(total + 1)) == (await count(), evaluate("count()"))
-                    delete(path, suffixes)
-                    assert (total + 1, str(total + 1)) == (await count(), evaluate("count()"))
-                    await store.add([NewTask(task(total + 1))])
-                    assert (total + 2, str(total + 2)) == (await count(), evaluate("count()"))
-                    for number in range(total + 2, total + 5):
-                        assert "None" == evaluate(f"insert({number})")
-                    assert (total + 5, str(total + 5)) == (await count(), evaluate("count()"))
-                    delete(path, suffixes)
-                    assert "None" == evaluate(f"insert({total + 5})")
-                    assert (total + 6, str(total + 6)) == (await count(), evaluate("count()"))
-                    for number in range(total + 6, total + 10):
-                        await store.add([NewTask(task(number))])
-                    assert total + 10 == count_tasks_after_crash(path)
-        finally:
-            await store.close()
-
-    asyncio.run(main())
+    try:
+        with other_process(path) as evaluate:
+            for total in range(0, 50, 10):
+                await store.add([NewTask(task(total))])
+                assert (total + 1, str(total + 1)) == (await count(), evaluate("count()"))
+                delete(path, suffixes)
+                assert (total + 1, str(total + 1)) == (await count(), evaluate("count()"))
+                await store.add([NewTask(task(total + 1))])
+                assert (total + 2, str(total + 2)) == (await count(), evaluate("count()"))
+                for number in range(total + 2, total + 5):
+                    assert "None" == evaluate(f"insert({number})")
+                assert (total + 5, str(total + 5)) == (await count(), evaluate("count()"))
+                delete(path, suffixes)
+                assert "None" == evaluate(f"insert({total + 5})")
+                assert (total + 6, str(total + 6)) == (await count(), evaluate("count()"))
+                for number in range(total + 6, total + 10):
+                    await store.add([NewTask(task(number))])
+                assert total + 10 == count_tasks_after_crash(path)
+    finally:
+        await store.close()
 
 
-def test_a_deleted_wal_that_is_read_is_copied_later(
+async def test_a_deleted_wal_that_is_read_is_copied_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Writes fail until another connection has ended its read of the deleted WAL; reads do not."""
@@ -329,7 +319,7 @@ def test_a_deleted_wal_that_is_read_is_copied_later(
     path = tmp_path / "tasks.db"
     calls: list[int] = []
 
-    async def main(store: SqliteTaskStore) -> None:
+    async with open_store(path) as store:
         await store.add([NewTask(task(1))])
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
             connection.execute("BEGIN")
@@ -357,39 +347,34 @@ def test_a_deleted_wal_that_is_read_is_copied_later(
         pinged = await store.read(lambda tx: tx.execute("SELECT value FROM meta").fetchall())
         assert (7,) in pinged
 
-    run_on_store(path, main)
 
-
-def test_a_deleted_wal_survives_the_writer_process(tmp_path: Path) -> None:
+async def test_a_deleted_wal_survives_the_writer_process(tmp_path: Path) -> None:
     """If the writer process is killed before it has copied the WAL, the reader copies it."""
     path = tmp_path / "tasks.db"
 
-    async def main() -> None:
-        store = SqliteTaskStore(path, writer_process=True)
-        await store.open()
-        try:
-            await store.add([NewTask(task(1))])
-            assert 1 == (await store.counters()).task_counts[Status.PENDING]
-            process: Any = store._writer
-            os.kill(process.process.pid, signal.SIGSTOP)
-            delete(path, ("-wal", "-shm"))
-            os.kill(process.process.pid, signal.SIGKILL)
-            while process.process is not None:  # noqa: ASYNC110 - the executor has no event for it
-                await asyncio.sleep(0.01)
-            await store.add([NewTask(task(2))])
-            assert 2 == count_tasks_after_crash(path)
-            assert 2 == (await store.counters()).task_counts[Status.PENDING]
-        finally:
-            await store.close()
-
-    asyncio.run(main())
+    store = SqliteTaskStore(path, writer_process=True)
+    await store.open()
+    try:
+        await store.add([NewTask(task(1))])
+        assert 1 == (await store.counters()).task_counts[Status.PENDING]
+        process: Any = store._writer
+        os.kill(process.process.pid, signal.SIGSTOP)
+        delete(path, ("-wal", "-shm"))
+        os.kill(process.process.pid, signal.SIGKILL)
+        while process.process is not None:  # noqa: ASYNC110 - the executor has no event for it
+            await asyncio.sleep(0.01)
+        await store.add([NewTask(task(2))])
+        assert 2 == count_tasks_after_crash(path)
+        assert 2 == (await store.counters()).task_counts[Status.PENDING]
+    finally:
+        await store.close()
 
 
-def test_a_deleted_wal_is_lost_if_another_process_has_opened_the_file(tmp_path: Path) -> None:
+async def test_a_deleted_wal_is_lost_if_another_process_has_opened_the_file(tmp_path: Path) -> None:
     """Copying the WAL would then damage the file, so that the store reports the loss."""
     path = tmp_path / "tasks.db"
 
-    async def main(store: SqliteTaskStore) -> None:
+    async with open_store(path) as store:
         store.database.apply([lambda tx: tx.execute("PRAGMA wal_checkpoint")])
         await store.add([NewTask(task(1))])
         delete(path, ("-wal", "-shm"))
@@ -401,24 +386,19 @@ def test_a_deleted_wal_is_lost_if_another_process_has_opened_the_file(tmp_path: 
             assert "None" == evaluate("insert(4)")
         assert 2 == count_tasks_after_crash(path)
 
-    run_on_store(path, main)
 
-
-def test_closing_an_idle_reader_does_not_delete_the_new_wal(tmp_path: Path) -> None:
+async def test_closing_an_idle_reader_does_not_delete_the_new_wal(tmp_path: Path) -> None:
     """A reader that has not noticed that the WAL was replaced is not the last to be closed."""
     path = tmp_path / "tasks.db"
 
-    async def main() -> None:
-        store = SqliteTaskStore(path, writer_process=True)
-        await store.open()
-        await store.add([NewTask(task(1))])
-        assert 1 == (await store.counters()).task_counts[Status.PENDING]
-        delete(path, ("-wal", "-shm"))
-        await store.add([NewTask(task(2))])
-        await store.close()
-        assert 2 == count_tasks_after_crash(path)
-
-    asyncio.run(main())
+    store = SqliteTaskStore(path, writer_process=True)
+    await store.open()
+    await store.add([NewTask(task(1))])
+    assert 1 == (await store.counters()).task_counts[Status.PENDING]
+    delete(path, ("-wal", "-shm"))
+    await store.add([NewTask(task(2))])
+    await store.close()
+    assert 2 == count_tasks_after_crash(path)
 
 
 def test_a_wal_that_cannot_be_opened_makes_the_store_unavailable(

@@ -20,7 +20,7 @@ from tarry.service.store import AddStatus, FinishStatus, NewTask
 from tarry.service.stores.sqlite import SqliteTaskStore, executor
 from tarry.service.stores.sqlite.transaction import WriteTransaction
 from tests.service.stores.harness import LEASE, success_result, task
-from tests.service.stores.sqlite.harness import run_on_store
+from tests.service.stores.sqlite.harness import open_store
 
 T = TypeVar("T")
 
@@ -51,10 +51,9 @@ def trace_statements(store: SqliteTaskStore) -> list[str]:
     return statements
 
 
-def test_waiting_operations_share_a_transaction(tmp_path: Path) -> None:
+async def test_waiting_operations_share_a_transaction(tmp_path: Path) -> None:
     """Sixty operations that wait together are committed in one transaction."""
-
-    async def main(store: SqliteTaskStore) -> None:
+    async with open_store(tmp_path / "tasks.db") as store:
         statements = trace_statements(store)
         results = await submit_together(store, (store.add([NewTask(task(n))]) for n in range(60)))
 
@@ -70,14 +69,12 @@ def test_waiting_operations_share_a_transaction(tmp_path: Path) -> None:
         assert [[FinishStatus.APPLIED]] * 60 == statuses
         assert 2 == statements.count("COMMIT")
 
-    run_on_store(tmp_path / "tasks.db", main)
 
-
-def test_a_group_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_group_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large batches that wait together are split into several transactions."""
     monkeypatch.setattr(executor, "MAX_TRANSACTION_TASKS", 100)
 
-    async def main(store: SqliteTaskStore) -> None:
+    async with open_store(tmp_path / "tasks.db") as store:
         statements = trace_statements(store)
         await asyncio.gather(
             *(store.add([NewTask(task(100 * n + m)) for m in range(100)]) for n in range(5))
@@ -85,14 +82,12 @@ def test_a_group_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
         assert 5 == statements.count("COMMIT")
 
-    run_on_store(tmp_path / "tasks.db", main)
 
-
-def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Operations that exceed the queue limit fail at once, and the others are committed."""
     monkeypatch.setattr(executor, "MAX_PENDING", 50)
 
-    async def main(store: SqliteTaskStore) -> None:
+    async with open_store(tmp_path / "tasks.db") as store:
         results = await asyncio.gather(
             *(store.add([NewTask(task(number))]) for number in range(100)), return_exceptions=True
         )
@@ -103,13 +98,10 @@ def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert 50 == (await store.counters()).task_counts[Status.PENDING]
         await store.add([NewTask(task(200))])
 
-    run_on_store(tmp_path / "tasks.db", main)
 
-
-def test_a_failing_operation_does_not_affect_its_group(tmp_path: Path) -> None:
+async def test_a_failing_operation_does_not_affect_its_group(tmp_path: Path) -> None:
     """Only the caller of a failing operation gets the error; the others are committed."""
-
-    async def main(store: SqliteTaskStore) -> None:
+    async with open_store(tmp_path / "tasks.db") as store:
         batch_with_invalid_task = [
             NewTask(task(1000, "new", "gamma")),
             NewTask(task(1001, packed_content=object())),
@@ -134,13 +126,10 @@ def test_a_failing_operation_does_not_affect_its_group(tmp_path: Path) -> None:
         [added] = await store.add([NewTask(task(1000, "new", "gamma"))])
         assert AddStatus.ADDED is added.status
 
-    run_on_store(tmp_path / "tasks.db", main)
 
-
-def test_a_cancelled_caller_does_not_affect_its_group(tmp_path: Path) -> None:
+async def test_a_cancelled_caller_does_not_affect_its_group(tmp_path: Path) -> None:
     """If one caller is cancelled, the other operations of the group return their results."""
-
-    async def main(store: SqliteTaskStore) -> None:
+    async with open_store(tmp_path / "tasks.db") as store:
         operations = [
             asyncio.ensure_future(store.add([NewTask(task(number))])) for number in range(10)
         ]
@@ -152,39 +141,30 @@ def test_a_cancelled_caller_does_not_affect_its_group(tmp_path: Path) -> None:
         assert [3] == [n for n, result in enumerate(results) if isinstance(result, BaseException)]
         assert 10 == (await store.counters()).task_counts[Status.PENDING]
 
-    run_on_store(tmp_path / "tasks.db", main)
 
-
-def test_an_unexpected_error_reaches_all_callers() -> None:
+async def test_an_unexpected_error_reaches_all_callers() -> None:
     """Every caller of a group gets an unexpected error, and the thread continues."""
 
     def fail(operations: object) -> list[tuple[Any, Exception | None]]:
         raise MemoryError
 
-    async def main() -> None:
-        broken = executor.ThreadExecutor("broken", fail)
-        for _ in range(2):
-            with pytest.raises(MemoryError):
-                await broken.submit(lambda _: None, 1)
-        await broken.close()
-
-    asyncio.run(main())
+    broken = executor.ThreadExecutor("broken", fail)
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            await broken.submit(lambda _: None, 1)
+    await broken.close()
 
 
-def test_close_waits_for_operations_of_weight_0() -> None:
+async def test_close_waits_for_operations_of_weight_0() -> None:
     """An operation with weight 0, such as a claim with a limit of 0, runs before close ends."""
+    thread_executor = executor.ThreadExecutor(
+        "test", lambda operations: [(operation, None) for operation in operations]
+    )
+    future = thread_executor.submit("claim", 0)
+    await thread_executor.close()
 
-    async def main() -> None:
-        thread_executor = executor.ThreadExecutor(
-            "test", lambda operations: [(operation, None) for operation in operations]
-        )
-        future = thread_executor.submit("claim", 0)
-        await thread_executor.close()
-
-        assert future.done()
-        assert "claim" == await future
-
-    asyncio.run(main())
+    assert future.done()
+    assert "claim" == await future
 
 
 class SleepSelector(selectors.DefaultSelector):
@@ -224,7 +204,7 @@ def test_close_waits_without_polling_for_operations_of_cancelled_callers() -> No
         runner.run(main())
 
 
-def test_urgent_operations_run_before_waiting_results_and_claims() -> None:
+async def test_urgent_operations_run_before_waiting_results_and_claims() -> None:
     """An urgent operation is in the next group, and this group also has a bulk operation."""
     started, may_finish = threading.Event(), threading.Event()
     groups: list[list[str]] = []
@@ -235,22 +215,19 @@ def test_urgent_operations_run_before_waiting_results_and_claims() -> None:
         may_finish.wait()
         return [(item, None) for item in work]
 
-    async def main() -> None:
-        thread = executor.ThreadExecutor("test", run)
-        futures = [thread.submit("first", 1)]
-        await asyncio.to_thread(started.wait)
-        futures += [thread.submit(f"finish {number}", 3_000) for number in range(4)]
-        await asyncio.sleep(0)  # one of them is in flight now
-        futures.append(thread.submit("add", 1, urgent=True))
-        may_finish.set()
-        await asyncio.gather(*futures)
-        await thread.close()
-
-    asyncio.run(main())
+    thread = executor.ThreadExecutor("test", run)
+    futures = [thread.submit("first", 1)]
+    await asyncio.to_thread(started.wait)
+    futures += [thread.submit(f"finish {number}", 3_000) for number in range(4)]
+    await asyncio.sleep(0)  # one of them is in flight now
+    futures.append(thread.submit("add", 1, urgent=True))
+    may_finish.set()
+    await asyncio.gather(*futures)
+    await thread.close()
     assert [["first"], ["finish 0"], ["add", "finish 1"], ["finish 2"], ["finish 3"]] == groups
 
 
-def test_waiting_operations_of_many_tasks_do_not_share_a_transaction() -> None:
+async def test_waiting_operations_of_many_tasks_do_not_share_a_transaction() -> None:
     """A group of operations changes at most 64 tasks, so that no operation waits for long."""
     started, may_finish = threading.Event(), threading.Event()
     group_sizes: list[int] = []
@@ -261,14 +238,11 @@ def test_waiting_operations_of_many_tasks_do_not_share_a_transaction() -> None:
         may_finish.wait()
         return [(item, None) for item in work]
 
-    async def main() -> None:
-        thread = executor.ThreadExecutor("test", run)
-        futures = [thread.submit(0, 1)]
-        await asyncio.to_thread(started.wait)
-        futures += [thread.submit(number, 1) for number in range(150)]
-        may_finish.set()
-        await asyncio.gather(*futures)
-        await thread.close()
-
-    asyncio.run(main())
+    thread = executor.ThreadExecutor("test", run)
+    futures = [thread.submit(0, 1)]
+    await asyncio.to_thread(started.wait)
+    futures += [thread.submit(number, 1) for number in range(150)]
+    may_finish.set()
+    await asyncio.gather(*futures)
+    await thread.close()
     assert [1, 64, 64, 22] == group_sizes

@@ -12,7 +12,7 @@ import pytest
 
 from tarry.service.model import ReplayRecord, Status
 from tarry.service.store import NewTask, Retention, StoredTaskFilter, SweepResult
-from tarry.service.stores.sqlite import SqliteTaskStore, add, finished_tasks, transitions
+from tarry.service.stores.sqlite import add, finished_tasks, transitions
 from tarry.service.stores.sqlite.queries import SELECT_TASK, decode_task
 from tarry.service.stores.sqlite.transaction import WriteTransaction
 from tarry.wire.tasks import Search
@@ -29,7 +29,12 @@ from tests.service.stores.harness import (
     task_id,
     task_numbers,
 )
-from tests.service.stores.sqlite.harness import DatabaseFile, cases_of, run_case, run_on_store
+from tests.service.stores.sqlite.harness import (
+    DatabaseFile,
+    cases_of,
+    open_store,
+    run_case,
+)
 
 PAGE_BYTES = 4096
 
@@ -40,10 +45,9 @@ def test_conformance(case: Case, tmp_path: Path) -> None:
     run_case(case, tmp_path)
 
 
-def test_many_dead_letters_are_read_in_steps(tmp_path: Path) -> None:
+async def test_many_dead_letters_are_read_in_steps(tmp_path: Path) -> None:
     """Of 4100 dead letters all are counted, and a filter finds the only match."""
-
-    async def main(store: SqliteTaskStore) -> None:
+    async with open_store(tmp_path / "tasks.db") as store:
         new_tasks = [NewTask(task(number), lease_on_add=True) for number in range(4100)]
         leased = [added.task for added in await store.add(new_tasks, LEASE)]
         await store.finish(
@@ -59,16 +63,14 @@ def test_many_dead_letters_are_read_in_steps(tmp_path: Path) -> None:
             step_count += 1
         assert (1, 3) == (current and current.replayed, step_count)
 
-    run_on_store(tmp_path / "tasks.db", main)
 
-
-def test_finished_tasks_of_a_replay_are_counted_in_steps(
+async def test_finished_tasks_of_a_replay_are_counted_in_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step reads a limited number of tasks; tasks behind unfinished ones are counted, too."""
     monkeypatch.setattr(finished_tasks, "MAX_COUNTED_TASKS", 2)
 
-    async def main(store: SqliteTaskStore) -> None:
+    async with open_store(tmp_path / "tasks.db") as store:
         clock = store.database._clock
         assert isinstance(clock, ManualClock)
         new_tasks = [NewTask(task(number), lease_on_add=True) for number in range(5)]
@@ -92,8 +94,6 @@ def test_finished_tasks_of_a_replay_are_counted_in_steps(
         replay = await step_replay(store, "replay")
         assert replay is not None
         assert ("done", {"SUCCEEDED": 5}) == (replay.status, replay.finished)
-
-    run_on_store(tmp_path / "tasks.db", main)
 
 
 # --- lanes that were removed ----------------------------------------------------------------------

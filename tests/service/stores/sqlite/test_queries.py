@@ -8,12 +8,11 @@ import pytest
 
 from tarry.service.model import MAX_ATTEMPT_NUMBER
 from tarry.service.store import NewTask, StoredTaskFilter
-from tarry.service.stores.sqlite import SqliteTaskStore
 from tarry.service.stores.sqlite.queries import attempt_row_id, pack_id, pack_ids
 from tests.service.stores.conformance import queries as query_cases
 from tests.service.stores.conformance.suite import Case, case_name
 from tests.service.stores.harness import task, task_id, task_numbers
-from tests.service.stores.sqlite.harness import cases_of, run_case, run_on_store
+from tests.service.stores.sqlite.harness import cases_of, open_store, run_case
 
 
 @pytest.mark.parametrize("case", cases_of(query_cases), ids=case_name)
@@ -22,10 +21,9 @@ def test_conformance(case: Case, tmp_path: Path) -> None:
     run_case(case, tmp_path)
 
 
-def test_pages_of_a_selective_filter_are_short(tmp_path: Path) -> None:
+async def test_pages_of_a_selective_filter_are_short(tmp_path: Path) -> None:
     """A page reads a bounded number of rows, and its cursor continues after them."""
-
-    async def main(store: SqliteTaskStore) -> None:
+    async with open_store(tmp_path / "tasks.db") as store:
         await store.add([NewTask(task(0, "rare"))])
         await store.add([NewTask(task(number)) for number in range(1, 4001)])
         query = StoredTaskFilter(lane="acme/https:rare.example:443")
@@ -36,10 +34,8 @@ def test_pages_of_a_selective_filter_are_short(tmp_path: Path) -> None:
 
         assert [[], [], [0]] == [task_numbers(page.items) for page in pages]
 
-    run_on_store(tmp_path / "tasks.db", main)
 
-
-def test_pages_with_decoded_tasks_are_shorter(tmp_path: Path) -> None:
+async def test_pages_with_decoded_tasks_are_shorter(tmp_path: Path) -> None:
     """A page decodes at most 500 tasks, and reads the content only if it is compared."""
     statements: list[str] = []
     decoded: list[bytes] = []
@@ -48,7 +44,7 @@ def test_pages_with_decoded_tasks_are_shorter(tmp_path: Path) -> None:
         decoded.append(content)
         return content == b"rare"
 
-    async def main(store: SqliteTaskStore) -> None:
+    async with open_store(tmp_path / "tasks.db") as store:
         await store.add([NewTask(task(0, packed_content=b"rare"))])
         await store.add([NewTask(task(number)) for number in range(1, 1200)])
         query = StoredTaskFilter(matches_content=is_rare)
@@ -64,8 +60,6 @@ def test_pages_with_decoded_tasks_are_shorter(tmp_path: Path) -> None:
         query = StoredTaskFilter(matches_attempt=lambda attempt: attempt.status == 503)
         assert 0 == await store.count_tasks("acme", query)
         assert not any("content" in statement for statement in statements)
-
-    run_on_store(tmp_path / "tasks.db", main)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from tests.service.stores.harness import (
     success_result,
     task,
 )
-from tests.service.stores.sqlite.harness import run_on_store
+from tests.service.stores.sqlite.harness import open_store
 
 SMALL_SCAN = re.compile(
     r"SCAN (CONSTANT ROW|\d+ CONSTANT ROWS|wanted|json_each|\(subquery-\d+\)"
@@ -58,11 +58,11 @@ async def use_limits(store: SqliteTaskStore, lane: str) -> None:
     await store.add_to_budgets({lane: 1.0})
 
 
-def test_no_statement_scans_a_table(tmp_path: Path) -> None:
+async def test_no_statement_scans_a_table(tmp_path: Path) -> None:
     """No operation scans tasks, lanes or tenants, or sorts them."""
     statements: set[str] = set()
 
-    async def main(store: SqliteTaskStore) -> None:
+    async with open_store(tmp_path / "tasks.db") as store:
         clock = store.database._clock
         assert isinstance(clock, ManualClock)
         for database in (store.database, store._read_database):
@@ -146,8 +146,6 @@ def test_no_statement_scans_a_table(tmp_path: Path) -> None:
         steps = " ".join(step for plan in plans.values() for step in plan)
         # An unused index makes every write slower.
         assert [] == [name for (name,) in connection.execute(indexes) if f" {name} " not in steps]
-
-    run_on_store(tmp_path / "tasks.db", main)
 
 
 async def _use_keys_and_secrets(store: SqliteTaskStore) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -21,40 +20,34 @@ def test_conformance(case: Case, tmp_path: Path) -> None:
     run_case(case, tmp_path)
 
 
-def test_a_dead_process_does_not_use_the_store(tmp_path: Path) -> None:
+async def test_a_dead_process_does_not_use_the_store(tmp_path: Path) -> None:
     """A store is in use while another store holds its lock, however old the heartbeats are."""
     path = tmp_path / "tasks.db"
 
-    async def main() -> None:
-        first, second = SqliteTaskStore(path, clock=ManualClock()), SqliteTaskStore(path)
-        await first.open()
-        await second.open()
-        assert await first.is_in_use()
-        await second.close()
-        assert not await first.is_in_use()
-        await first.close()
-
-    asyncio.run(main())
+    first, second = SqliteTaskStore(path, clock=ManualClock()), SqliteTaskStore(path)
+    await first.open()
+    await second.open()
+    assert await first.is_in_use()
+    await second.close()
+    assert not await first.is_in_use()
+    await first.close()
 
 
-def test_leases_of_imported_workers_end_when_they_expire(tmp_path: Path) -> None:
+async def test_leases_of_imported_workers_end_when_they_expire(tmp_path: Path) -> None:
     """Opening the file does not end imported leases: their worker may still run an attempt."""
     source = StoreHarness(lambda clock: SqliteTaskStore(tmp_path / "old.db", clock=clock))
     target = StoreHarness(lambda clock: SqliteTaskStore(tmp_path / "new.db", clock=clock))
 
-    async def main() -> None:
-        await source.reopen()
-        await target.reopen()
-        await source.lease_new_task(1)
-        await transfer_cases.transfer(source.store, target.store)
-        await target.store.close()
-        await target.reopen()
-        found = await target.get_task(1)
-        assert await source.get_task(1) == found
-        for store in (source.store, target.store):
-            await store.close()
-
-    asyncio.run(main())
+    await source.reopen()
+    await target.reopen()
+    await source.lease_new_task(1)
+    await transfer_cases.transfer(source.store, target.store)
+    await target.store.close()
+    await target.reopen()
+    found = await target.get_task(1)
+    assert await source.get_task(1) == found
+    for store in (source.store, target.store):
+        await store.close()
 
 
 def test_every_kind_has_an_export_and_an_import() -> None:

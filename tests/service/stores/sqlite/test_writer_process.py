@@ -292,8 +292,6 @@ def test_operations_sent_to_an_ended_writer_fail(
 
 @pytest.mark.usefixtures("each_loop")
 def test_each_call_gets_its_own_result(tmp_path: Path) -> None:
-    """Each of several concurrent calls gets its own result."""
-
     async def main(store: SqliteTaskStore) -> None:
         batches = [
             [NewTask(task(n)) for n in range(first, first + 90)] for first in range(0, 900, 90)
@@ -349,18 +347,14 @@ def test_the_writer_does_not_outlive_the_service(tmp_path: Path) -> None:
     asyncio.run(wait_until_ended(pid))
 
 
-def test_opening_fails_if_the_file_cannot_be_created(tmp_path: Path) -> None:
+async def test_opening_fails_if_the_file_cannot_be_created(tmp_path: Path) -> None:
     """Opening a file in a missing folder raises `StoreUnavailable`, and starts no process."""
-
-    async def run() -> None:
-        store = SqliteTaskStore(tmp_path / "nowhere" / "tasks.db", writer_process=True)
-        with pytest.raises(StoreUnavailable, match="nowhere"):
-            await store.open()
-        assert isinstance(store._writer, WriterProcessExecutor)
-        assert store._writer.process is None
-        await store.close()
-
-    asyncio.run(run())
+    store = SqliteTaskStore(tmp_path / "nowhere" / "tasks.db", writer_process=True)
+    with pytest.raises(StoreUnavailable, match="nowhere"):
+        await store.open()
+    assert isinstance(store._writer, WriterProcessExecutor)
+    assert store._writer.process is None
+    await store.close()
 
 
 def test_other_errors_become_runtime_errors(tmp_path: Path) -> None:
