@@ -10,9 +10,9 @@ from tarry.core.outcome import SUCCESS, Outcome
 from tarry.core.verdict import Stop
 from tarry.simulator.distributions import RandomSource, Sampler
 from tarry.simulator.event_loop import EventLoop
-from tarry.simulator.metrics import Summary
+from tarry.simulator.metrics import MetricsRecorder, Summary
 from tarry.simulator.node import LeafNode, Node, OnCallEnd, Requester
-from tarry.simulator.scenario import Server
+from tarry.simulator.scenario import Scenario, Server
 
 REPLACEMENT_OFFSET = 1_000_000
 """`RecordingRequester` adds this to the number of a discarded response for its replacement."""
@@ -170,6 +170,13 @@ def response_times(node: Node, times: list[float]) -> list[float | str]:
         else response.outcome.detail
         for response in responses
     ]
+
+
+def summarize(
+    recorder: MetricsRecorder, scenario: Scenario | None = None, crashes: int = 0
+) -> Summary:
+    """Return the summary of a run, by default without a disruption."""
+    return recorder.summarize(scenario or Scenario(servers={"server": Server()}), crashes)
 
 
 def check_totals(summary: Summary) -> None:

@@ -18,7 +18,13 @@ from tarry.simulator.caller import RetryingCaller, Route
 from tarry.simulator.event_loop import EventLoop
 from tarry.simulator.metrics import MetricsRecorder
 from tarry.simulator.node import DROPPED, REFUSED
-from tests.simulator.harness import CallEnd, CallEndRecorder, ScriptedLimiter, ScriptedNode
+from tests.simulator.harness import (
+    CallEnd,
+    CallEndRecorder,
+    ScriptedLimiter,
+    ScriptedNode,
+    summarize,
+)
 
 NETWORK_DELAY = 0.25
 ROUND_TRIP = 2 * NETWORK_DELAY
@@ -86,7 +92,7 @@ def test_call_takes_the_server_latency_and_two_network_delays() -> None:
 
     assert [(3.0, 3.0 + ROUND_TRIP + 1.0, None)] == harness.run()
     assert [(3.0 + NETWORK_DELAY, 1)] == harness.node.requests
-    assert (1, 0) == (harness.recorder.attempt_count, sum(harness.recorder._failed_attempts))
+    assert (1, 0) == (harness.recorder.attempt_count, summarize(harness.recorder).failures)
 
 
 def test_failure_is_retried_after_the_wait() -> None:
@@ -99,7 +105,7 @@ def test_failure_is_retried_after_the_wait() -> None:
         (0.5 + 1.0 + 3 * NETWORK_DELAY, 2),
         (0.5 + 2.0 + 5 * NETWORK_DELAY, 3),
     ] == harness.node.requests
-    assert (3, 2) == (harness.recorder.attempt_count, sum(harness.recorder._failed_attempts))
+    assert (3, 2) == (harness.recorder.attempt_count, summarize(harness.recorder).failures)
 
 
 def test_call_fails_after_its_last_attempt() -> None:
@@ -108,7 +114,7 @@ def test_call_fails_after_its_last_attempt() -> None:
     ((started, now, _),) = harness.run()
 
     assert (0.0, 3 * ROUND_TRIP + 2.0, Reason.ATTEMPTS) == (started, now, harness.reason)
-    assert (3, 3) == (harness.recorder.attempt_count, sum(harness.recorder._failed_attempts))
+    assert (3, 3) == (harness.recorder.attempt_count, summarize(harness.recorder).failures)
 
 
 def test_permanent_failure_ends_the_call() -> None:
@@ -147,7 +153,7 @@ def test_dropped_request_gets_no_second_response() -> None:
     harness.loop.schedule(1.0, lambda now, _: harness.caller.on_response(now, 1, DROPPED))
 
     assert [(0.0, 1.0 + NETWORK_DELAY + 1.0 + 9.0 + ROUND_TRIP, None)] == harness.run()
-    assert (2, 1) == (harness.recorder.attempt_count, sum(harness.recorder._failed_attempts))
+    assert (2, 1) == (harness.recorder.attempt_count, summarize(harness.recorder).failures)
 
 
 def test_drop_replaces_an_earlier_response() -> None:
@@ -186,7 +192,7 @@ def test_attempt_with_a_discarded_response_may_time_out() -> None:
     harness.loop.schedule(2.0, lambda now, _: harness.caller.on_response(now, numbers[0], DROPPED))
 
     assert [(0.0, 1.0 + 1.0 + ROUND_TRIP, None)] == harness.run()
-    assert (2, 1) == (harness.recorder.attempt_count, sum(harness.recorder._failed_attempts))
+    assert (2, 1) == (harness.recorder.attempt_count, summarize(harness.recorder).failures)
 
 
 def test_response_of_an_ended_attempt_cannot_be_discarded() -> None:
@@ -223,7 +229,7 @@ def test_timeout_before_the_request_arrives() -> None:
 
     assert [(0.0, 2.0, None)] == harness.run()
     assert [(2.0, 2), (5.0, 1)] == harness.node.requests
-    assert (2, 1) == (harness.recorder.attempt_count, sum(harness.recorder._failed_attempts))
+    assert (2, 1) == (harness.recorder.attempt_count, summarize(harness.recorder).failures)
 
 
 def test_timeout_during_the_work() -> None:
@@ -283,7 +289,7 @@ def test_late_response_is_ignored(response_at: float, outcome: Outcome) -> None:
     harness.loop.schedule(response_at, lambda now, _: harness.caller.on_response(now, 1, outcome))
 
     assert [(0.0, 2.0 + 0.5 + ROUND_TRIP, None)] == harness.run()
-    assert (2, 1) == (harness.recorder.attempt_count, sum(harness.recorder._failed_attempts))
+    assert (2, 1) == (harness.recorder.attempt_count, summarize(harness.recorder).failures)
 
 
 @pytest.mark.parametrize("outcome", [SUCCESS, TRANSIENT])
@@ -300,7 +306,7 @@ def test_response_in_transit_at_the_deadline_is_a_timeout() -> None:
     harness.loop.schedule(0.875, lambda now, _: harness.caller.on_response(now, 1, SUCCESS))
 
     assert [(0.0, 2.0 + ROUND_TRIP, None)] == harness.run()
-    assert (2, 1) == (harness.recorder.attempt_count, sum(harness.recorder._failed_attempts))
+    assert (2, 1) == (harness.recorder.attempt_count, summarize(harness.recorder).failures)
 
 
 def test_each_attempt_has_its_own_deadline() -> None:
@@ -471,7 +477,7 @@ def test_call_ends_at_most_once_within_its_attempts(
     assert sorted(number for _, number in harness.node.requests) == list(range(1, attempts + 1))
     succeeded = bool(call_ends) and call_ends[0].stop is None
     running = not call_ends
-    assert attempts == sum(harness.recorder._failed_attempts) + succeeded + running
+    assert attempts == summarize(harness.recorder).failures + succeeded + running
     assert attempts - running == len(limiter.released)
     if timeout is not None:
         assert call_ends

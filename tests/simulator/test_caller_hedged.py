@@ -18,7 +18,13 @@ from tarry.simulator.caller import HedgingCaller, Route
 from tarry.simulator.event_loop import EventLoop
 from tarry.simulator.metrics import MetricsRecorder
 from tarry.simulator.node import DROPPED, REFUSED, UNAVAILABLE_RETRIED
-from tests.simulator.harness import CallEnd, CallEndRecorder, ScriptedLimiter, ScriptedNode
+from tests.simulator.harness import (
+    CallEnd,
+    CallEndRecorder,
+    ScriptedLimiter,
+    ScriptedNode,
+    summarize,
+)
 
 NETWORK_DELAY = 0.25
 ROUND_TRIP = 2 * NETWORK_DELAY
@@ -69,7 +75,7 @@ def test_call_with_a_fast_response_sends_one_copy() -> None:
 
     assert [(0.0, 0.25 + ROUND_TRIP, None)] == harness.run()
     assert [(NETWORK_DELAY, 1)] == harness.node.requests
-    assert (1, 0) == (harness.recorder.attempt_count, sum(harness.recorder._failed_attempts))
+    assert (1, 0) == (harness.recorder.attempt_count, summarize(harness.recorder).failures)
 
 
 def test_first_success_ends_the_call() -> None:
@@ -78,7 +84,7 @@ def test_first_success_ends_the_call() -> None:
 
     assert [(0.0, 1.0 + 0.5 + ROUND_TRIP, None)] == harness.run()
     assert [(NETWORK_DELAY, 1), (1.0 + NETWORK_DELAY, 2)] == harness.node.requests
-    assert (2, 0) == (harness.recorder.attempt_count, sum(harness.recorder._failed_attempts))
+    assert (2, 0) == (harness.recorder.attempt_count, summarize(harness.recorder).failures)
 
 
 def test_first_copy_may_succeed_first() -> None:
@@ -116,7 +122,7 @@ def test_a_failure_sends_the_next_copy_at_once() -> None:
 
     assert [(0.0, 0.25 + 2 * ROUND_TRIP, None)] == harness.run()
     assert [(NETWORK_DELAY, 1), (0.25 + ROUND_TRIP + NETWORK_DELAY, 2)] == harness.node.requests
-    assert (2, 1) == (harness.recorder.attempt_count, sum(harness.recorder._failed_attempts))
+    assert (2, 1) == (harness.recorder.attempt_count, summarize(harness.recorder).failures)
 
 
 def test_failure_of_one_copy_leaves_the_others_running() -> None:
@@ -124,7 +130,7 @@ def test_failure_of_one_copy_leaves_the_others_running() -> None:
     harness = start_call((2.0, SUCCESS), FAILS)
 
     assert [(0.0, 2.0 + ROUND_TRIP, None)] == harness.run()
-    assert 1 == sum(harness.recorder._failed_attempts)
+    assert 1 == summarize(harness.recorder).failures
 
 
 def test_call_fails_when_its_last_copy_fails() -> None:
@@ -135,7 +141,7 @@ def test_call_fails_when_its_last_copy_fails() -> None:
     assert (Reason.ATTEMPTS, 2, 2) == (
         harness.reason,
         harness.recorder.attempt_count,
-        sum(harness.recorder._failed_attempts),
+        summarize(harness.recorder).failures,
     )
 
 
@@ -189,7 +195,7 @@ def test_only_the_first_late_response_counts() -> None:
     harness.loop.schedule(5.0, lambda now, _: harness.caller.on_response(now, 2, TRANSIENT))
 
     assert [(0.0, 5.0 + NETWORK_DELAY, None)] == harness.run()
-    assert 0 == sum(harness.recorder._failed_attempts)
+    assert 0 == summarize(harness.recorder).failures
 
 
 def test_dropped_copy_gets_no_second_response() -> None:

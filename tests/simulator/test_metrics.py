@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from tarry.core.verdict import Reason
 from tarry.simulator.distributions import Fixed
-from tarry.simulator.metrics import METRICS, MetricsRecorder, Summary, quantile
+from tarry.simulator.metrics import METRICS, MetricsRecorder, quantile
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
+from tests.simulator.harness import summarize
 
 SERVER_100_PER_S = Server(latency=Fixed(0.01), concurrency=1)
 """A server with a capacity of a hundred requests per second."""
@@ -30,13 +31,6 @@ def make_scenario(
     failures = () if disruption_end is None else (Failure(end=disruption_end),)
     servers = {"server": Server(failures=failures, **server)}
     return Scenario(servers=servers, duration=duration, bucket=bucket)
-
-
-def summarize(
-    recorder: MetricsRecorder, scenario: Scenario | None = None, crashes: int = 0
-) -> Summary:
-    """Return the summary of a run."""
-    return recorder.summarize(make_scenario() if scenario is None else scenario, crashes)
 
 
 # --- totals and series ---------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from tests.simulator.harness import (
     immediate_response,
     make_leaf_node,
     response_times,
+    summarize,
 )
 
 quarters = st.integers(0, 12).map(lambda number: number / 4)
@@ -168,7 +169,7 @@ def test_every_arriving_request_is_counted() -> None:
 
     response_times(node, [0.0, 0.0, 5.5])
 
-    assert [2, 0, 0, 0, 0, 1] == node.metrics._requests[:6]
+    assert [2, 0, 0, 0, 0, 1] == summarize(node.metrics).series["requests"][:6]
 
 
 # --- crashes -------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
-from math import sqrt
+from math import isnan, sqrt
 from statistics import fmean
 
 import pytest
@@ -21,7 +21,7 @@ from tarry.simulator.metrics import MetricsRecorder, Summary
 from tarry.simulator.node import OnCallEnd
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
 from tarry.simulator.simulate import ArrivalSource, simulate
-from tests.simulator.harness import CallStartRecorder
+from tests.simulator.harness import CallStartRecorder, summarize
 
 RUN_S = 200.0
 
@@ -63,7 +63,7 @@ def start_times(clients: Clients, seed: int = 0, span: float = RUN_S) -> list[tu
     recorder = MetricsRecorder(span, 1.0)
     ArrivalSource(clients, loop, recorder, starts).start()
     loop.run(span)
-    assert len(starts.calls) == sum(recorder._calls)
+    assert len(starts.calls) == summarize(recorder).calls
     return [(call.started, call.client) for call in starts.calls]
 
 
@@ -95,18 +95,13 @@ def test_end_of_a_call_is_recorded(stop: Stop | None) -> None:
 
     starts.calls[0].on_end(0.0, 2.5, stop, 1)
 
+    summary = summarize(recorder)
     if stop is None:
-        assert (1, [2.5], {}) == (
-            recorder._succeeded[2],
-            list(recorder._durations),
-            recorder._reasons,
-        )
+        assert (1, 2.5, {}) == (summary.series["succeeded"][2], summary.p50, summary.reasons)
     else:
-        assert (1, [], {stop.reason.value: 1}) == (
-            recorder._failed[2],
-            list(recorder._durations),
-            recorder._reasons,
-        )
+        assert 1 == summary.series["failed"][2]
+        assert isnan(summary.p50)
+        assert {stop.reason.value: 1} == summary.reasons
 
 
 # --- poisson -------------------------------------------------------------------------------------
@@ -200,9 +195,9 @@ def test_closed_never_has_more_calls_than_clients(
     loop.run(20.0)
 
     assert calls.max_running <= count
-    assert len(calls.started) + calls.rejections == sum(recorder._calls)
-    assert sum(recorder._succeeded) == len(calls.started) - calls.running
-    assert calls.rejections == sum(recorder._failed)
+    assert len(calls.started) + calls.rejections == summarize(recorder).calls
+    assert summarize(recorder).succeeded == len(calls.started) - calls.running
+    assert calls.rejections == summarize(recorder).failed
     for client in range(count):
         starts = [now for now, caller in calls.started if caller == client]
         assert all(later >= now + seconds + think for now, later in pairwise(starts))
@@ -265,8 +260,8 @@ def test_rejected_client_without_think_time_polls() -> None:
     ArrivalSource(Clients(arrivals="closed", think=Fixed(0.0)), loop, recorder, starts).start()
     loop.run(10.0)
 
-    assert pytest.approx(100, abs=1) == sum(recorder._failed)
-    assert sum(recorder._calls) == sum(recorder._failed)
+    assert pytest.approx(100, abs=1) == summarize(recorder).failed
+    assert summarize(recorder).calls == summarize(recorder).failed
 
 
 # --- backlog -------------------------------------------------------------------------------------
@@ -287,19 +282,20 @@ def test_backlog_starts_a_call_when_another_ends() -> None:
     loop.run(100.0)
 
     assert [0.0, 0.0, 1.0, 1.0, 2.0, 2.0] == [now for now, _ in calls.started]
-    assert [1.0, 1.0, 2.0, 2.0, 3.0, 3.0] == list(recorder._durations)
+    summary = summarize(recorder)
+    assert (6, 2.0, 3.0) == (summary.succeeded, summary.p50, summary.p999)
 
 
 def test_duration_of_a_backlog_call_includes_its_wait() -> None:
     """The duration of a call counts from the start of the run."""
     loop, recorder, starts = EventLoop(0), MetricsRecorder(100.0, 1.0), CallStartRecorder()
     ArrivalSource(Clients(arrivals="backlog", count=3), loop, recorder, starts).start()
-    assert [3, 0] == recorder._calls[:2]
+    assert [3.0, 0.0] == summarize(recorder).series["calls"][:2]
     loop.run(5.0)
 
     starts.calls[0].on_end(4.0, 7.0, None, 1)
 
-    assert [7.0] == list(recorder._durations)
+    assert (1, 7.0) == (summarize(recorder).succeeded, summarize(recorder).p50)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +351,7 @@ def test_deferred_call_returns_to_the_backlog(reason: Reason) -> None:
     loop.run(50.0)
 
     assert [0.0, 0.0, 5.0, 5.0] == [call.started for call in starts.calls]
-    assert (0, 0) == (sum(recorder._failed), sum(recorder._succeeded))
+    assert (0, 0) == (summarize(recorder).failed, summarize(recorder).succeeded)
 
 
 @pytest.mark.parametrize("reason", [Reason.ATTEMPTS, Reason.TOTAL_BUDGET, Reason.PERMANENT])
@@ -369,7 +365,7 @@ def test_failed_call_leaves_the_backlog(reason: Reason) -> None:
     loop.run(50.0)
 
     assert 2 == len(starts.calls)
-    assert {reason.value: 2} == recorder._reasons
+    assert {reason.value: 2} == summarize(recorder).reasons
 
 
 @given(
@@ -407,8 +403,11 @@ def test_each_backlog_call_is_counted_once(
     loop.run(1_000.0)
 
     assert (count, 0) == (tally["ok"] + tally["failed"], running)
-    assert (tally["ok"], tally["failed"]) == (sum(recorder._succeeded), sum(recorder._failed))
-    assert count == sum(recorder._calls)
+    assert (tally["ok"], tally["failed"]) == (
+        summarize(recorder).succeeded,
+        summarize(recorder).failed,
+    )
+    assert count == summarize(recorder).calls
 
 
 def test_instances_share_a_backlog() -> None:
