@@ -39,6 +39,7 @@ from benchmarks.service.processes import BenchmarkError, ProcessGroup, free_port
 from benchmarks.service.target import Target, running_target
 from tarry.service.api.auth import make_api_key
 from tarry.service.app import make_store
+from tarry.service.records.api_keys import put_api_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,7 +117,7 @@ async def _create_keys(url: str) -> list[str]:
     keys: list[str] = []
     for tenant in (backlog.TENANT, OTHER_TENANT):
         key, record = make_api_key(tenant, str(uuid7()))
-        await store.put_api_key(record)
+        await put_api_key(store, record)
         keys.append(key)
     await store.close()
     return keys

@@ -21,6 +21,7 @@ from tarry.service.delivery.dns import DEADLINE_PAUSE_S, DnsCache
 from tarry.service.engine.context import EngineLimits
 from tarry.service.engine.lanes import MAX_FAST_ATTEMPT_MS, Lanes
 from tarry.service.model import ApiKeyRecord
+from tarry.service.records.api_keys import put_api_key
 from tarry.service.store import Store
 from tarry.service.stores.sqlite.clock import AnchoredClock
 from tests.chaos.invariants import InvariantChecker
@@ -454,7 +455,7 @@ class Environment:
         """A store object without faults, for the checks of invariants."""
         for tenant in self.world.tenants:
             key = ApiKeyRecord(id=tenant, tenant=tenant, digest=api_key_digest(tenant))
-            run_synchronously(self.store.put_api_key(key))
+            run_synchronously(put_api_key(self.store, key))
         self.invariants = InvariantChecker(self.store, self)
         task_factory: Any = _create_task
         loop.set_task_factory(task_factory)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tarry.service.api.auth import make_api_key
+from tarry.service.records.api_keys import put_api_key
 from tarry.service.stores.sqlite import SqliteTaskStore
 from tests.integration.service import Response, Service, service
 
@@ -63,7 +64,7 @@ async def _make_keys(database: Path, *tenants: str) -> dict[str, str]:
     secrets = {}
     for tenant in tenants:
         secrets[tenant], key = make_api_key(tenant, f"key-{tenant}")
-        await store.put_api_key(key)
+        await put_api_key(store, key)
     await store.close()
     return secrets
 

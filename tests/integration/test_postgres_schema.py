@@ -9,6 +9,8 @@ import pytest
 
 from tarry.errors import ConfigurationError
 from tarry.service.model import Status, WorkerRecord
+from tarry.service.records.api_keys import find_api_key
+from tarry.service.records.workers import list_workers, record_worker
 from tarry.service.store import LeaseTerms, NewTask, Retention, StoreLost
 from tarry.service.stores.postgres import PostgresTaskStore, database, schema
 from tests.integration.postgres import connected
@@ -23,7 +25,7 @@ ALTER TABLE tarry.live ADD COLUMN added integer NOT NULL DEFAULT 7;
 ALTER TABLE tarry.finished ADD COLUMN added integer NOT NULL DEFAULT 7;
 ALTER TABLE tarry.content ADD COLUMN added integer NOT NULL DEFAULT 7;
 ALTER TABLE tarry.lane ADD COLUMN added integer;
-ALTER TABLE tarry.worker ADD COLUMN added integer;
+ALTER TABLE tarry.record ADD COLUMN added integer;
 """
 """What a migration of a later version may do."""
 WAIT_FOR_LOCK = """
@@ -85,8 +87,8 @@ async def test_an_older_process_continues_after_an_upgrade(
         await store.add([NewTask(task(2))])
         leased = (await store.claim(LEASE, limit=2, per_lane=2)).tasks
         await store.finish([success_result(each) for each in leased])
-        await store.record_worker(WorkerRecord(name="worker", host="host", pid=1))
-        assert 1 == len(await store.list_workers())
+        await record_worker(store, WorkerRecord(name="worker", host="host", pid=1))
+        assert 1 == len(await list_workers(store))
         await store.sweep(Retention(DAY_MS, DAY_MS), 10)
         assert 2 == (await store.counters()).task_counts[Status.SUCCEEDED]
 
@@ -221,8 +223,8 @@ async def test_tables_that_were_recreated_are_noticed(postgres_dsn: str, loss: s
     for call in (
         old.ping(),
         old.add([NewTask(task(1))]),
-        old.find_api_key(b"digest"),
-        old.record_worker(WorkerRecord(name="worker", host="host", pid=1, role="all")),
+        find_api_key(old, b"digest"),
+        record_worker(old, WorkerRecord(name="worker", host="host", pid=1, role="all")),
     ):
         with pytest.raises(StoreLost, match=message):
             await call

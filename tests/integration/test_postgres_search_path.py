@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tarry.errors import ConfigurationError
+from tarry.service.records.api_keys import list_api_keys
 from tarry.service.store import LeaseTerms, NewTask
 from tarry.service.stores.postgres import PostgresTaskStore
 from tests.integration.postgres import SEARCH_PATH, connected
@@ -48,7 +49,7 @@ async def test_a_function_of_another_role_is_not_called(postgres_dsn: str) -> No
             leased = (await store.claim(LEASE, limit=2, per_lane=2)).tasks
             await store.finish([success_result(each) for each in leased])
             assert 2 == len(leased)
-            assert [] == await store.list_api_keys("acme")
+            assert [] == await list_api_keys(store, "acme")
         finally:
             async with connected(postgres_dsn) as connection:
                 await connection.execute("DROP FUNCTION public.cardinality(integer[])")

@@ -15,6 +15,8 @@ import pytest
 
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.model import Status, WorkerRecord
+from tarry.service.records.api_keys import find_api_key
+from tarry.service.records.workers import record_worker
 from tarry.service.store import (
     AddStatus,
     CancelStatus,
@@ -194,7 +196,7 @@ async def test_a_full_server_still_finishes_tasks(server: Server) -> None:
                 assert [FinishStatus.APPLIED] * 3 == await store.finish(results)
                 await store.park(lost.lane, 1, probes=1, consecutive_opens=1)
                 await store.unpark(lost.lane)
-                await store.record_worker(WORKER)
+                await record_worker(store, WORKER)
                 assert await store.try_lead()
                 await store.add_to_budgets({lost.lane: 1.0})
                 await store.record_lane_limits([LaneLimits(lost.lane, 1.0, 1)])
@@ -571,9 +573,9 @@ async def test_a_flushed_server_is_not_used_until_it_is_restored(server: Server)
                 store.ping,
                 lambda: store.add([NewTask(task(2))]),
                 lambda: store.claim(LEASE, limit=5, per_lane=5),
-                lambda: store.find_api_key(b"digest"),
+                lambda: find_api_key(store, b"digest"),
                 lambda: store.sweep(Retention(0, 0), 10),
-                lambda: store.record_worker(WORKER),
+                lambda: record_worker(store, WORKER),
             ):
                 with pytest.raises(StoreLost, match=r":\{0\} on .* is empty"):
                     await call()

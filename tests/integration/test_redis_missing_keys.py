@@ -23,10 +23,14 @@ from tarry.service.model import (
     Task,
     WorkerRecord,
 )
+from tarry.service.records.api_keys import find_api_key, list_api_keys, put_api_key
+from tarry.service.records.signing_secrets import list_signing_secrets, put_signing_secret
+from tarry.service.records.workers import list_workers, record_worker
 from tarry.service.store import (
     AddStatus,
     FinishStatus,
     LaneLimits,
+    RecordKind,
     Retention,
     RetryNowStatus,
     StoredTaskFilter,
@@ -200,10 +204,10 @@ async def fill(harness: StoreHarness) -> Task:
     store, now = harness.store, harness.clock.now
     policy = PolicyVersion(tenant="acme", id="careful", version=0, document=b"{}")
     await store.put_policy(policy, replace=True)
-    await store.put_api_key(ApiKeyRecord(id="key", tenant="acme", name="n", digest=b"digest"))
+    await put_api_key(store, ApiKeyRecord(id="key", tenant="acme", name="n", digest=b"digest"))
     secret = SigningSecretRecord(id="secret", tenant="acme", secret=b"secret")
-    await store.put_signing_secret(secret, expire_previous_ms=0)
-    await store.record_worker(WorkerRecord(name="w", host="h", pid=1, role="all", version="1"))
+    await put_signing_secret(store, secret, expire_previous_ms=0)
+    await record_worker(store, WorkerRecord(name="w", host="h", pid=1, role="all", version="1"))
     await store.try_lead()
     await harness.add_dead_letter(21)
     await harness.add_dead_letter(22, tenant="beta", host="b")
@@ -235,8 +239,10 @@ async def read_everything(harness: StoreHarness) -> None:
     await store.list_tasks("acme", StoredTaskFilter(created_from=now - 1, created_until=now + 1))
     await store.list_attempts_of_tasks("acme", StoredTaskFilter())
     await store.list_policies("acme")
-    await store.list_workers()
-    await store.list_api_keys()
+    heartbeat = WorkerRecord(name="w", host="h", pid=1, role="all", version="1")
+    await record_worker(store, heartbeat)  # writes the list of processes again if it is missing
+    assert ["w"] == [worker.name for worker in await list_workers(store)]
+    await list_api_keys(store)
     await store.list_replays(running=True)
     await store.list_replays(running=False)
     await store.attempts_per_minute(None, since=0)
@@ -260,7 +266,7 @@ async def deliver_all(harness: StoreHarness, leased: Task) -> set[int]:
     return delivered
 
 
-CREDENTIALS = {b"secrets:acme", b"api_keys", b"api_key_digests"}
+CREDENTIALS = {b"keyed:signing secrets:acme", b"keyed:API keys:"}
 """Keys that cannot be rebuilt. Without them, the methods that read them raise StoreUnavailable."""
 KEY_PARTS = 5
 """How many tests share the keys, because all of them take several seconds."""
@@ -284,7 +290,7 @@ def test_any_key_can_be_missing(redis_url: str, part: int) -> None:
             keys.delete(deleted)
             if deleted not in CREDENTIALS:
                 await read_everything(harness)
-                assert await harness.store.list_signing_secrets("acme")
+                assert await list_signing_secrets(harness.store, "acme")
             delivered = await deliver_all(harness, leased)
             lost = {
                 number
@@ -355,18 +361,20 @@ def test_missing_credentials_are_an_error(redis_url: str) -> None:
 
     async def main(harness: StoreHarness, keys: Keys) -> None:
         await fill(harness)
-        keys.delete(b"secrets:acme")
-        with pytest.raises(StoreUnavailable, match=r"key \S+:secrets:acme is missing.* a backup"):
-            await harness.store.list_signing_secrets("acme")
-        keys.delete(b"api_key_digests")
-        with pytest.raises(StoreUnavailable, match=r"key \S+:api_key_digests is missing"):
-            await harness.store.find_api_key(b"digest")
-        await harness.store.put_api_key(ApiKeyRecord(id="2", tenant="acme", digest=b"digest"))
-        keys.delete(b"api_keys")
-        with pytest.raises(StoreUnavailable, match=r"key \S+:api_keys is missing"):
-            await harness.store.find_api_key(b"digest")
-        with pytest.raises(StoreUnavailable, match=r"key \S+:api_keys is missing"):
-            await harness.store.list_api_keys()
+        keys.delete(b"keyed:signing secrets:acme")
+        missing = r"key \S+:keyed:signing secrets:acme is missing.* a backup"
+        with pytest.raises(StoreUnavailable, match=missing):
+            await list_signing_secrets(harness.store, "acme")
+        keys.delete(b"keyed:API keys:")
+        for read in (find_api_key(harness.store, b"digest"), list_api_keys(harness.store)):
+            with pytest.raises(StoreUnavailable, match=r"key \S+:keyed:API keys: is missing"):
+                await read
+        new = ApiKeyRecord(id="2", tenant="acme", digest=b"digest")
+        with pytest.raises(StoreUnavailable, match=r"key \S+:keyed:API keys: is missing"):
+            await put_api_key(harness.store, new)
+        keys.delete(b"keyed_owners")
+        with pytest.raises(StoreUnavailable, match=r"key \S+:keyed_owners is missing"):
+            await harness.store.export_records(RecordKind.RECORD)
 
     run_with_keys(redis_url, main)
 

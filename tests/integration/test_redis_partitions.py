@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tarry.service.api.auth import make_api_key
+from tarry.service.records.api_keys import put_api_key
 from tarry.service.stores.redis import RedisTaskStore
 from tarry.service.stores.redis.partitions import find_partition
 from tests.integration.redis_cluster import SLOTS, ClusterNode, redis_cluster_nodes
@@ -110,7 +111,7 @@ def create_tenants(url: str) -> list[Tenant]:
         tenants: list[Tenant] = []
         for node in (first, *sorted({0, 1, 2} - {first})):
             secret, record = make_api_key(names[node], names[node])
-            await store.put_api_key(record)
+            await put_api_key(store, record)
             tenants.append(Tenant(names[node], secret, node))
         await store.close()
         return tenants

@@ -24,8 +24,9 @@ from tarry.service.app import (
 )
 from tarry.service.delivery import Fault
 from tarry.service.delivery import dns as dns_module
+from tarry.service.records.transfer_mark import TransferMark, set_transfer
+from tarry.service.records.workers import is_in_use, list_workers
 from tarry.service.settings import Settings, load_settings
-from tarry.service.store import TransferMark
 from tests.service.delivery.harness import new_request, send_all
 
 
@@ -299,16 +300,16 @@ async def test_a_service_does_not_start_on_a_store_that_was_moved(tmp_path: Path
 
     store = make_store(str(path))
     await store.open()
-    await store.set_transfer(mark)
+    await set_transfer(store, mark)
     service = Service(Settings(store=str(path)))
     with pytest.raises(ConfigurationError, match="were moved to postgresql://new: serve that"):
         await service.open()
-    assert [] == await store.list_workers()
-    assert not await store.is_in_use()
+    assert [] == await list_workers(store)
+    assert not await is_in_use(store)
 
-    await store.set_transfer(None)
+    await set_transfer(store, None)
     await service.open()
-    assert await store.is_in_use()
+    assert await is_in_use(store)
     await service.close()
     await store.close()
 

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from tarry.service.lane_activity import estimate_quantiles, latency_bucket
+from tarry.service.records.lane_activity import estimate_quantiles, latency_bucket
 
 
 def count_buckets(durations: list[float]) -> dict[str, int]:

@@ -11,7 +11,9 @@ import pytest
 from tarry.errors import ConfigurationError
 from tarry.service import transfer
 from tarry.service.model import Status, WorkerRecord
-from tarry.service.store import RecordKind, Store
+from tarry.service.records.transfer_mark import get_transfer
+from tarry.service.records.workers import record_worker, remove_worker
+from tarry.service.store import RecordChange, RecordKind, Store
 from tarry.service.stores.sqlite import SqliteTaskStore
 from tarry.service.transfer import (
     NamedStore,
@@ -44,10 +46,10 @@ class KilledStore:
         method = getattr(self._store, name)
 
         async def call(*arguments: Any, **options: Any) -> Any:
-            if name in {"import_records", "set_transfer"}:
+            if name in {"import_records", "write_records"}:
                 self._killer.check()
             result = await method(*arguments, **options)
-            if name in {"import_records", "set_transfer"}:
+            if name in {"import_records", "write_records"}:
                 self._killer.check()
             return result
 
@@ -166,8 +168,8 @@ def test_a_killed_transfer_is_continued(monkeypatch: pytest.MonkeyPatch) -> None
             if not await move_until_killed(stores, number):
                 return number
             source, target = stores.names
-            mark = await source.store.get_transfer()
-            if (await target.store.get_transfer()) is not None:
+            mark = await get_transfer(source.store)
+            if (await get_transfer(target.store)) is not None:
                 assert mark is not None  # never only the target
                 with pytest.raises(ConfigurationError, match="being moved from redis://old"):
                     await check_not_moved(*target)
@@ -176,7 +178,7 @@ def test_a_killed_transfer_is_continued(monkeypatch: pytest.MonkeyPatch) -> None
                     await check_not_moved(*source)
             await stores.move()
             assert expected == await contents(target.store)
-            assert None is await target.store.get_transfer()
+            assert None is await get_transfer(target.store)
             number += 1
 
     assert asyncio.run(main()) > 30
@@ -209,11 +211,11 @@ async def test_a_store_in_use_is_not_moved() -> None:
     """The error names the running processes, and both stores stay as they were."""
     stores = await open_stores()
     for used in (stores.source.store, stores.target.store):
-        await used.record_worker(WORKER)
+        await record_worker(used, WORKER)
         with pytest.raises(ConfigurationError) as caught:
             await stores.move()
         assert "in use by host-1-a (process 17 on host): stop all processes" in str(caught.value)
-        await used.remove_worker(WORKER.name)
+        await remove_worker(used, WORKER.name)
         for named in stores.names:
             await check_not_moved(*named)
     await stores.move()
@@ -225,10 +227,11 @@ async def test_a_service_that_starts_at_the_same_time_is_found() -> None:
     source, target = stores.names
 
     class Starting(KilledStore):
-        async def set_transfer(self, mark: Any) -> None:
-            await source.store.set_transfer(mark)
-            if mark is not None:
-                await source.store.record_worker(WORKER)
+        async def write_records(self, changes: list[RecordChange]) -> bool:
+            is_written = await source.store.write_records(changes)
+            if changes[0].value is not None:
+                await record_worker(source.store, WORKER)
+            return is_written
 
     starting: Any = Starting(source.store, Killer(1000))
     with pytest.raises(ConfigurationError, match="is in use by host-1-a"):
@@ -245,7 +248,7 @@ async def test_a_second_process_does_not_move_at_the_same_time() -> None:
     assert await other.try_lead()
     with pytest.raises(ConfigurationError, match="another process is moving tasks to postgres"):
         await stores.move()
-    assert None is await source.store.get_transfer()
+    assert None is await get_transfer(source.store)
     await other.close()
     await stores.move()
 
@@ -319,7 +322,7 @@ async def test_records_that_differ_are_reported() -> None:
     forgetful: Any = Forgetful(target.store, Killer(1000))
     with pytest.raises(TransferFailed, match="tasks: 12 in the source, 11 in the target"):
         await move_records(source, target._replace(store=forgetful), ignore_progress)
-    mark = await source.store.get_transfer()
+    mark = await get_transfer(source.store)
     assert mark is not None
     assert not mark.is_complete
     await undo_transfer(source)

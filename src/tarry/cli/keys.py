@@ -16,6 +16,7 @@ from tarry.cli.serve import ConfigOption, require_service_packages
 from tarry.client.errors import NotFound
 from tarry.errors import ConfigurationError
 from tarry.runtime.effects import effects
+from tarry.service.records.api_keys import list_api_keys, put_api_key, revoke_api_key
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -69,7 +70,7 @@ def create(
     from tarry.service.api.auth import make_api_key
 
     key, record = make_api_key(tenant, str(uuid7()), name, role)
-    _use_store(store_url, config_file, lambda store: store.put_api_key(record))
+    _use_store(store_url, config_file, lambda store: put_api_key(store, record))
     _print_action("createApiKey", tenant, record.id, None, {"name": name, "role": role})
     if as_json:
         print_json({"id": record.id, "tenant": tenant, "name": name, "role": role, "key": key})
@@ -101,7 +102,7 @@ def list_(
             "createdAt": record.created_at,
             "revokedAt": record.revoked_at,
         }
-        for record in _use_store(store_url, config_file, lambda store: store.list_api_keys(tenant))
+        for record in _use_store(store_url, config_file, lambda store: list_api_keys(store, tenant))
     ]
     print_list(
         listed_keys, ("id", "tenant", "name", "role", "created", "revoked"), to_row, as_json=as_json
@@ -121,9 +122,9 @@ def revoke(
     require_service_packages()
 
     async def revoke_key(store: Store) -> tuple[bool, ApiKeyRecord | None]:
-        keys = await store.list_api_keys()
+        keys = await list_api_keys(store)
         record = next((each for each in keys if each.id == key_id), None)
-        return await store.revoke_api_key(key_id), record
+        return await revoke_api_key(store, key_id), record
 
     exists, record = _use_store(store_url, config_file, revoke_key)
     if not exists:

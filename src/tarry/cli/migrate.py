@@ -15,7 +15,7 @@ from tarry.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from tarry.service.store import TransferMark
+    from tarry.service.records.transfer_mark import TransferMark
     from tarry.service.transfer import NamedStore, TransferResult
 
 T = TypeVar("T")

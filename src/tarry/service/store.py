@@ -1,5 +1,10 @@
 """The interface of a store (`Store`): the operations that the service needs from it.
 
+A store has two parts. `TaskStore` has everything that changes or counts tasks and lanes. Each
+engine implements these operations in its own language, because they have to be fast and atomic.
+`RecordStore` keeps small records by key, such as API keys and heartbeats. Each engine implements
+four operations, and `tarry.service.records` has the rules of all records, once.
+
 Every implementation follows these rules, which one conformance suite checks:
 
 * Every call may be repeated after an error or a lost reply. The same change is not made twice: a
@@ -36,7 +41,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from math import ceil, exp
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -53,13 +58,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from tarry.service.model import (
-        ApiKeyRecord,
-        BreakerChangeRecord,
-        LaneActivity,
         PolicyVersion,
         ReplayRecord,
-        SigningSecretRecord,
-        WorkerRecord,
     )
 
 T = TypeVar("T")
@@ -67,32 +67,19 @@ T = TypeVar("T")
 MAX_BUSIEST_LANES = 100
 MAX_DUE_LANES = 100
 MAX_PAGE_BYTES = 2 << 20
-"""A page of tasks, attempts or policies ends with the item that reaches this size. The size is that
-of the stored content of tasks, of encoded attempts, or of the documents of policies."""
+"""A page of tasks, attempts, policies or records ends with the item that reaches this size. The
+size is that of the stored content of tasks, of encoded attempts, of the documents of policies, or
+of the values of records."""
+MAX_LISTED_RECORDS = 1_000
+"""The number of records that `RecordStore.list_records` returns by default."""
 POLICY_RETENTION_MS = 86_400_000
 """How long a replaced version of a policy is kept although no task refers to it."""
 MAX_REPLAY_LAG_MS = 1000
 """A replay that is behind its rate catches up on at most this much time."""
-MAX_SIGNING_SECRETS = 1_000
-"""Maximum number of signing secrets of a tenant that have not expired."""
-MAX_LANE_SIGNING_SECRETS = 10
-"""Maximum number of these secrets with the same lane. Each adds a signature to every attempt."""
 REPLAY_QUOTA_PAUSE_MS = 1000
 """The pause of a replay whose tenant has as many live tasks as its quota allows."""
 BUDGET_DECAY_MS = 10_000
 """The value of a retry budget decays to 1/e in this time, see `Store.add_to_budgets`."""
-WORKER_EXPIRY_MS = 30_000
-"""A process without a heartbeat for this time is not listed any more."""
-MAX_LISTED_WORKERS = 1_000
-"""Maximum number of processes that `Store.list_workers` returns."""
-SERIES_RETENTION_MS: Final[dict[int, int]] = {10_000: 3 * 3_600_000, 300_000: 8 * 86_400_000}
-"""The intervals of `SeriesPoint` in ms, and how long the points of each interval are kept."""
-MAX_BREAKER_CHANGES = 20
-"""How many changes of the breaker of a lane are kept."""
-LATENCY_WINDOW_MS = 300_000
-"""The length of a `LatencyWindow`."""
-MAX_LATENCY_WINDOWS = 2
-"""How many intervals with attempts are kept for a lane."""
 MAX_REPLAY_PAUSE_MS = 1e12
 """About thirty years: a longer pause, due to a tiny rate, could overflow an integer column."""
 MIN_REPLAY_COUNT_INTERVAL_MS, MAX_REPLAY_COUNT_INTERVAL_MS = 1_000, 30_000
@@ -245,9 +232,9 @@ class ConfiguredLimits(msgspec.Struct, frozen=True):
     """A number that grows with each change of the limits, and each pause and resumption. It is
     smaller after a failover that has lost such changes."""
     process_count: int = 1
-    """The number of processes that lease tasks, at least 1; they share the limits. It comes from
-    `Store.list_workers` (without the role `api`), or from a source that detects the exit of a
-    process sooner."""
+    """The number of processes that lease tasks, at least 1; they share the limits. It is the number
+    of records of `PROCESS_KIND`, or comes from a source that detects the exit of a process
+    sooner."""
     by_lane: dict[str, DownstreamLimits] = {}
     paused_lanes: frozenset[str] = frozenset()
     """The names of the paused lanes. A process also stops the tasks that it has leased there."""
@@ -382,17 +369,6 @@ class AttemptsOfMinute(msgspec.Struct):
     counts_by_outcome: dict[str, int]
 
 
-class SeriesPoint(msgspec.Struct, frozen=True, gc=False):
-    """Sums over one interval, for all tenants and processes."""
-
-    step_ms: int
-    """The length of the interval, a key of `SERIES_RETENTION_MS`."""
-    at: int
-    """The start of the interval in epoch ms, a multiple of `step_ms`."""
-    sums: dict[str, int]
-    """By name, see `tarry.service.engine.series`. The store only adds them."""
-
-
 class SweepResult(msgspec.Struct):
     """The number of removed tasks, and whether another sweep would find more to remove."""
 
@@ -465,10 +441,10 @@ class RecordKind(StrEnum):
     POLICY = "policies"
     """`PolicyVersion`: all versions of a policy in ascending order."""
     DELETED_POLICY = "deleted policies"
-    API_KEY = "API keys"
-    SIGNING_SECRET = "signing secrets"  # noqa: S105 - not a secret
     LANE = "lanes"
     """`LaneExport`."""
+    RECORD = "records"
+    """`StoredRecord`, except those that expire."""
     TASK = "tasks"
     """`Task` in every status; the tasks of each tenant in the order of adding."""
     ATTEMPT = "attempts"
@@ -480,25 +456,80 @@ class RecordKind(StrEnum):
     REPLAYED_TASK = "replayed tasks"
 
 
-class TransferMark(msgspec.Struct, frozen=True, kw_only=True):
-    """Marks a store whose records are, or were, moved to another store; it must not be served."""
+class RecordAddress(NamedTuple):
+    """The name of a record."""
 
-    id: str
-    """The same in both stores."""
-    is_source: bool
-    """Whether the records are moved from this store; otherwise they are moved to this store."""
-    other_store: str
-    """The URL of the other store, without a password."""
-    is_complete: bool = False
-    """Whether all records were moved. Only a source is marked then."""
-    kind: RecordKind = RecordKind.POLICY
-    """In the target: the kind of records that is being imported."""
-    cursor: str | None = None
-    """In the target: the cursor of the next page of the source."""
+    owner: str
+    """A tenant, a lane (its name contains a slash), or empty: the service. A record of a lane is
+    written only if the lane exists, and is removed with the lane."""
+    kind: str
+    key: str = ""
 
 
-class Store(Protocol):
-    """Durable storage of tasks, lanes, policies, API keys and replays."""
+class StoredRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A small value that is stored under an address."""
+
+    owner: str
+    kind: str
+    key: str
+    value: bytes
+    written_at: int
+    """When the store wrote the record."""
+    expires_at: int | None = None
+    """From then on, the record is not found any more, and `TaskStore.sweep` removes it."""
+
+
+class RecordChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A record to write or delete."""
+
+    owner: str
+    kind: str
+    key: str
+    value: bytes | None
+    """None: delete the record."""
+    expected: bytes | None = None
+    """The change conflicts unless this is the stored value; None: unless there is no record."""
+    is_unconditional: bool = False
+    """Whether `expected` is ignored."""
+    lifetime_ms: int | None = None
+    """The record expires after this time; None: it does not expire."""
+
+
+PROCESS_KIND = "processes"
+"""The kind of the records of processes that lease tasks, which `TaskStore.load_limits` counts."""
+
+
+class RecordStore(Protocol):
+    """Durable storage of small records that are seldom changed."""
+
+    async def read_records(
+        self, addresses: Sequence[RecordAddress]
+    ) -> tuple[int, list[StoredRecord | None]]:
+        """Return the time of the store, and each record or None, in the order of the addresses."""
+        ...
+
+    async def list_records(
+        self, owner: str, kind: str, *, after: str = "", limit: int = MAX_LISTED_RECORDS
+    ) -> tuple[int, list[StoredRecord]]:
+        """Return the time of the store, and records with keys greater than `after`, by key.
+
+        Fewer are returned if their size reaches `MAX_PAGE_BYTES`, but at least one, unless there is
+        none. Keys are compared as UTF-8.
+        """
+        ...
+
+    async def write_records(self, changes: Sequence[RecordChange]) -> bool:
+        """Apply all changes, and return True. If one of them conflicts, apply none; return False.
+
+        The changes have different addresses, and their owners are the same tenant or its lanes, or
+        all of them are the service. A change that conflicts may have been applied by an earlier
+        call that raised `StoreUnavailable`.
+        """
+        ...
+
+
+class TaskStore(Protocol):
+    """Durable storage of tasks, lanes, policies and replays."""
 
     async def open(self) -> None:
         """Connect, and migrate the schema to the current version."""
@@ -692,30 +723,6 @@ class Store(Protocol):
         """Return a lane, or None if it does not exist."""
         ...
 
-    async def record_breaker_change(self, lane: str, change: BreakerChangeRecord) -> None:
-        """Add a change of the breaker of a lane, and keep the last `MAX_BREAKER_CHANGES`.
-
-        Several processes may report the same change. So the change is ignored if the last stored
-        change has the same `after`; otherwise its `before` is the `after` of the last stored one.
-        The first change of a lane is ignored if it changes nothing. Unknown lanes are ignored.
-        """
-        ...
-
-    async def record_latencies(self, counts_by_lane: dict[str, dict[str, int]]) -> None:
-        """Add to the current `LatencyWindow` of lanes, and keep the last `MAX_LATENCY_WINDOWS`.
-
-        An empty dict of a lane removes its windows. Unknown lanes are ignored. A call that fails is
-        not repeated, because its counts may have been added.
-        """
-        ...
-
-    async def read_lane_activity(self, lanes: Sequence[str]) -> dict[str, LaneActivity]:
-        """Return the activity of lanes by name, without lanes that have no activity.
-
-        The activity of a lane is removed with the lane.
-        """
-        ...
-
     async def get_task(self, tenant: str, task_id: str) -> Task | None:
         """Return a task, or None if it does not exist."""
         ...
@@ -870,60 +877,6 @@ class Store(Protocol):
         """Delete all versions of a policy, unless live tasks use it."""
         ...
 
-    async def put_api_key(self, key: ApiKeyRecord) -> None:
-        """Store an API key, unless a key with this id is stored already."""
-        ...
-
-    async def find_api_key(self, digest: bytes) -> ApiKeyRecord | None:
-        """Return the API key with this digest, revoked or not, or None if it does not exist."""
-        ...
-
-    async def list_api_keys(self, tenant: str | None = None) -> list[ApiKeyRecord]:
-        """Return at most 1,000 API keys of one tenant, or of all tenants (None)."""
-        ...
-
-    async def revoke_api_key(self, key_id: str) -> bool:
-        """Revoke an API key, unless it is revoked already; return whether the key exists."""
-        ...
-
-    async def put_signing_secret(
-        self, secret: SigningSecretRecord, *, expire_previous_ms: int
-    ) -> SigningSecretRecord | None:
-        """Store a signing secret, unless a secret with this id is stored already; return it.
-
-        Other secrets of the same tenant and lane expire after `expire_previous_ms`, unless they
-        expire sooner. Returns None if the tenant has `MAX_SIGNING_SECRETS` secrets, or
-        `MAX_LANE_SIGNING_SECRETS` with the same lane.
-        """
-        ...
-
-    async def list_signing_secrets(self, tenant: str) -> list[SigningSecretRecord]:
-        """Return the signing secrets of a tenant that have not expired, sorted by id, descending.
-
-        The ids of the service are UUIDv7, so the newest secret is the first.
-        """
-        ...
-
-    async def delete_signing_secret(self, tenant: str, secret_id: str) -> bool:
-        """Delete a signing secret; return whether it existed."""
-        ...
-
-    async def record_worker(self, worker: WorkerRecord) -> None:
-        """Record a heartbeat of a process, which replaces its last one; sets `seen_at`."""
-        ...
-
-    async def list_workers(self) -> list[WorkerRecord]:
-        """Return the processes, sorted by name, at most `MAX_LISTED_WORKERS`.
-
-        A process whose last heartbeat is `WORKER_EXPIRY_MS` old is left out, and is removed by
-        `sweep`.
-        """
-        ...
-
-    async def remove_worker(self, name: str) -> None:
-        """Remove a process that stops. Does nothing if the process is not recorded."""
-        ...
-
     def listen(self, callback: Callable[[], None]) -> None:
         """Call `callback` in the event loop when another process may have made tasks claimable.
 
@@ -955,33 +908,15 @@ class Store(Protocol):
         """
         ...
 
-    async def record_series(self, points: Sequence[SeriesPoint]) -> None:
-        """Add sums to the stored points with the same interval and time.
-
-        No two of `points` have the same interval and time. A call that fails is not repeated,
-        because it may have been applied.
-        """
-        ...
-
-    async def list_series(self, step_ms: int, *, since: int) -> list[SeriesPoint]:
-        """Return the points of an interval length, sorted by time.
-
-        The list starts with the interval of `since`, or with the retention time
-        (`SERIES_RETENTION_MS`) if that is later, and ends with the current interval. Intervals for
-        which nothing was recorded are omitted. `sweep` removes older points.
-        """
-        ...
-
     async def sweep(self, retention: Retention, limit: int) -> SweepResult:
         """Remove up to `limit` finished tasks after their retention time, with their attempt logs.
 
         `list_orphaned_bodies` then returns their bodies. While a replay of a tenant runs, the
         tenant's dead letters stay, because the replay has counted them. Replays that have ended are
-        removed after the retention time of dead letters, and signing secrets and processes (see
-        `list_workers`) when they have expired. Lanes without tasks are removed, but not their
-        signing secrets. A lane stays while it is paused or parked, or has limits that an operator
-        has set. A version of a policy that was replaced `POLICY_RETENTION_MS` ago is removed,
-        unless it is the `Task.policy_version` of a task.
+        removed after the retention time of dead letters, and records when they have expired. Lanes
+        without tasks are removed, with their records. A lane stays while it is paused or parked, or
+        has limits that an operator has set. A version of a policy that was replaced
+        `POLICY_RETENTION_MS` ago is removed, unless it is the `Task.policy_version` of a task.
         """
         ...
 
@@ -999,9 +934,9 @@ class Store(Protocol):
         """Return a page of the records of one kind, of all tenants; see `RecordKind` for the types.
 
         The records have everything that another store needs to continue in the same state. Not
-        exported are the numbers of attempts per minute and of superseded results, series, the
-        activity of lanes and their positions in the rotation, references to orphaned bodies, and
-        heartbeats. A page ends when its tasks, attempts or documents reach `MAX_PAGE_BYTES`.
+        exported are the numbers of attempts per minute and of superseded results, the positions of
+        lanes in the rotation, references to orphaned bodies, and records that expire. A page ends
+        when its tasks, attempts, documents or values reach `MAX_PAGE_BYTES`.
         Changes between two pages may be missing, so no service may run on the store meanwhile.
         """
         ...
@@ -1019,17 +954,10 @@ class Store(Protocol):
         """
         ...
 
-    async def get_transfer(self) -> TransferMark | None:
-        """Return the mark that `set_transfer` has stored, or None."""
+    async def has_other_processes(self) -> bool | None:
+        """Return whether another process uses the store; None: the store cannot detect it."""
         ...
 
-    async def set_transfer(self, mark: TransferMark | None) -> None:
-        """Mark the store as the source or target of a transfer; None removes the mark."""
-        ...
 
-    async def is_in_use(self) -> bool:
-        """Return whether another process uses the store.
-
-        A store that cannot detect other processes itself returns whether `list_workers` has any.
-        """
-        ...
+class Store(TaskStore, RecordStore, Protocol):
+    """Durable storage of everything that the service keeps."""

@@ -30,7 +30,14 @@ from msgspec.structs import replace
 
 from tarry.errors import ConfigurationError, TarryError
 from tarry.service.model import Status
-from tarry.service.store import WORKER_EXPIRY_MS, RecordKind, TransferMark
+from tarry.service.records.transfer_mark import (
+    TRANSFER_MARK_KIND,
+    TransferMark,
+    get_transfer,
+    set_transfer,
+)
+from tarry.service.records.workers import WORKER_EXPIRY_MS, is_in_use, list_workers
+from tarry.service.store import RecordKind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -71,7 +78,7 @@ class NamedStore(NamedTuple):
 
 async def check_not_moved(store: Store, url: str) -> None:
     """Raise `ConfigurationError` if the store is part of a transfer; `url` is for the message."""
-    mark = await store.get_transfer()
+    mark = await get_transfer(store)
     if mark is None:
         return
     source, target = (url, mark.other_store) if mark.is_source else (mark.other_store, url)
@@ -99,10 +106,10 @@ async def move_records(
     """
     await _become_leader(target)
     mark = await _mark_source(source, target)
-    target_mark = await target.store.get_transfer()
+    target_mark = await get_transfer(target.store)
     if mark.is_complete:
         if target_mark is not None and target_mark.id == mark.id:
-            await target.store.set_transfer(None)
+            await set_transfer(target.store, None)
         return TransferResult({}, was_complete=True)
     if target_mark is None:
         target_mark = await _mark_target(source, target, mark)
@@ -122,14 +129,14 @@ async def move_records(
     counts, tasks_with_bodies = await _count_records(source.store, on_progress, check_marks)
     await _verify(source, target, counts, on_progress, check_marks)
     await check_marks()
-    await source.store.set_transfer(replace(mark, is_complete=True))
-    await target.store.set_transfer(None)
+    await set_transfer(source.store, replace(mark, is_complete=True))
+    await set_transfer(target.store, None)
     return TransferResult(counts, tasks_with_bodies)
 
 
 async def undo_transfer(source: NamedStore) -> TransferMark:
     """Remove the mark of a source, so that it can be served again; return the mark."""
-    mark = await source.store.get_transfer()
+    mark = await get_transfer(source.store)
     if mark is None:
         raise ConfigurationError(f"nothing was moved from {source.url}: there is nothing to undo")
     if not mark.is_source:
@@ -137,7 +144,7 @@ async def undo_transfer(source: NamedStore) -> TransferMark:
             f"{source.url} is the target of a move, {_describe(mark)}: undo the source, "
             "and delete this store"
         )
-    await source.store.set_transfer(None)
+    await set_transfer(source.store, None)
     return mark
 
 
@@ -157,7 +164,7 @@ async def _become_leader(target: NamedStore) -> None:
 async def _check_marks(source: NamedStore, target: NamedStore, mark: TransferMark) -> None:
     """Raise if another process has completed or undone this transfer."""
     for named in (source, target):
-        found = await named.store.get_transfer()
+        found = await get_transfer(named.store)
         if found is None or found.id != mark.id or found.is_complete:
             raise ConfigurationError(
                 f"another process has completed or undone the move from {source.url} to "
@@ -167,7 +174,7 @@ async def _check_marks(source: NamedStore, target: NamedStore, mark: TransferMar
 
 async def _mark_source(source: NamedStore, target: NamedStore) -> TransferMark:
     """Return the mark of the source; set it if it is missing. Raise if the source is in use."""
-    mark = await source.store.get_transfer()
+    mark = await get_transfer(source.store)
     if mark is not None and (not mark.is_source or mark.other_store != target.url):
         raise ConfigurationError(
             f"{source.url} is part of another move, {_describe(mark)}: finish that one first, "
@@ -192,33 +199,35 @@ async def _mark_target(
         await _check_empty(target)
         await _set_mark(target, mark)
     except ConfigurationError:
-        await source.store.set_transfer(None)
+        await set_transfer(source.store, None)
         raise
     return mark
 
 
 async def _check_empty(target: NamedStore) -> None:
     for kind in _KINDS:
-        if (await target.store.export_records(kind, limit=1)).items:
-            raise ConfigurationError(f"{target.url} has {kind}: the target must be empty")
+        items = (await target.store.export_records(kind, limit=1)).items
+        if items:
+            found = items[0].kind if kind is RecordKind.RECORD else kind
+            raise ConfigurationError(f"{target.url} has {found}: the target must be empty")
 
 
 async def _set_mark(named: NamedStore, mark: TransferMark) -> None:
     """Mark a store that was not in use a moment ago."""
-    await named.store.set_transfer(mark)
+    await set_transfer(named.store, mark)
     try:
         await _check_unused(named)  # a service that started in between did not find the mark
     except ConfigurationError:
-        await named.store.set_transfer(None)
+        await set_transfer(named.store, None)
         raise
 
 
 async def _check_unused(named: NamedStore) -> None:
-    if not await named.store.is_in_use():
+    if not await is_in_use(named.store):
         return
     workers = [
         f"{worker.name} (process {worker.pid} on {worker.host})"
-        for worker in await named.store.list_workers()
+        for worker in await list_workers(named.store)
     ]
     users = ", ".join(workers[:10]) or "another process"
     raise ConfigurationError(
@@ -244,7 +253,7 @@ async def _copy(
                 await check_marks()
                 await target.import_records(kind, page.items)
             await check_marks()
-            await target.set_transfer(replace(mark, kind=kind, cursor=page.cursor))
+            await set_transfer(target, replace(mark, kind=kind, cursor=page.cursor))
             moved += len(page.items)
             on_progress(moved, total, f"moving {kind}")
 
@@ -254,6 +263,8 @@ async def _iter_pages(
 ) -> AsyncIterator[RecordPage[Any]]:
     while True:
         page = await store.export_records(kind, cursor=cursor, limit=PAGE_SIZE)
+        if kind is RecordKind.RECORD:  # each store keeps its own mark
+            page.items = [record for record in page.items if record.kind != TRANSFER_MARK_KIND]
         yield page
         if page.cursor is None:
             return
@@ -273,6 +284,8 @@ async def _count_records(
             if kind is RecordKind.TASK:
                 counts.update(_status_name(task.status) for task in page.items)
                 tasks_with_bodies += sum(task.owned_body_ref is not None for task in page.items)
+            elif kind is RecordKind.RECORD:
+                counts.update(record.kind for record in page.items)
             count += len(page.items)
             on_progress(count, None, f"counting {kind}")
         counts[kind.value] = count

@@ -48,6 +48,7 @@ from tarry.service.model import (
     WorkerRecord,
 )
 from tarry.service.payloads import BodyStore
+from tarry.service.records.lane_activity import read_lane_activity
 from tarry.service.store import (
     AddResult,
     CancelStatus,
@@ -193,7 +194,7 @@ class FakeEngine:
 
     async def read_activity(self, lanes: Sequence[str]) -> dict[str, LaneActivity]:
         """Return the stored activity of lanes."""
-        return await self.store.read_lane_activity(lanes)
+        return await read_lane_activity(self.store, lanes)
 
     def blocked_reason(self, lane: str) -> str | None:
         """Return a reason if the target of the lane is not allowed."""

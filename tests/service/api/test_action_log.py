@@ -13,6 +13,7 @@ from tarry.errors import StoreUnavailable
 from tarry.service.api.action_log import changed_fields, format_action
 from tarry.service.api.auth import make_api_key
 from tarry.service.api.messages import Change
+from tarry.service.records.api_keys import put_api_key
 from tests.service.api.harness import TARGET, ApiHarness, run_with_api
 
 LANE = "https:example.com:443"
@@ -204,7 +205,7 @@ def test_an_action_is_logged_once(action: str, caplog: pytest.LogCaptureFixture)
 
     async def test(api: ApiHarness) -> tuple[Any, ...]:
         key, record = make_api_key("acme", "key-1", "laptop")
-        await api.store.put_api_key(record)
+        await put_api_key(api.store, record)
         return await ACTIONS[action](Operator(api, key))
 
     with caplog.at_level(logging.INFO, "tarry.service"):

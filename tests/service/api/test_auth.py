@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -10,7 +11,8 @@ from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.api.auth import ApiKeyCache, api_key_digest, check_tenant, make_api_key
 from tarry.service.api.roles import Role
 from tarry.service.model import ApiKeyRecord
-from tarry.service.store import StoreLost
+from tarry.service.records.api_keys import put_api_key, revoke_api_key
+from tarry.service.store import RecordAddress, StoredRecord, StoreLost
 from tests.service.api.harness import TARGET, ApiHarness, Response
 from tests.service.stores.reference_store import ReferenceStore
 
@@ -70,7 +72,7 @@ async def test_other_hosts_are_rejected(host: str) -> None:
 async def create_key(api: ApiHarness, tenant: str) -> tuple[str, ApiKeyRecord]:
     """Store a new key and return the secret and its record."""
     secret, key = make_api_key(tenant, f"id-{tenant}")
-    await api.store.put_api_key(key)
+    await put_api_key(api.store, key)
     return secret, key
 
 
@@ -146,7 +148,7 @@ async def test_metrics_need_no_store_for_a_known_key(
     """While the store does not respond, a key that was valid an hour ago can read the metrics."""
     monkeypatch.setattr("tarry.service.api.auth._MAX_STORE_WAIT_S", 0.0)
 
-    async def find_api_key(_store: ReferenceStore, _digest: bytes) -> None:
+    async def read_records(_store: ReferenceStore, _addresses: Sequence[RecordAddress]) -> None:
         if failure == "fails":
             raise StoreUnavailable("connection refused")
         await asyncio.Event().wait()
@@ -157,7 +159,7 @@ async def test_metrics_need_no_store_for_a_known_key(
     with monkeypatch.context() as patch:
         patch.setattr("tarry.service.api.auth._MAX_STORE_WAIT_S", 60.0)
         assert 200 == (await api.request("GET", "/metrics", headers=headers)).status
-    monkeypatch.setattr(ReferenceStore, "find_api_key", find_api_key)
+    monkeypatch.setattr(ReferenceStore, "read_records", read_records)
     api.time.ms += 3_600_000
     response = await api.request("GET", "/metrics", headers=headers)
     assert (200, b"of acme\n") == (response.status, response.body)
@@ -247,23 +249,25 @@ async def test_idempotency_keys_are_scoped_to_a_tenant() -> None:
 async def test_lookups_are_cached_for_a_few_seconds(api: ApiHarness) -> None:
     """A created or revoked key takes effect when the cached lookup has expired."""
     lookups: list[bytes] = []
-    find_api_key = api.store.find_api_key
+    read_records = api.store.read_records
 
-    async def record_lookup(digest: bytes) -> ApiKeyRecord | None:
-        lookups.append(digest)
-        return await find_api_key(digest)
+    async def record_lookup(
+        addresses: Sequence[RecordAddress],
+    ) -> tuple[int, list[StoredRecord | None]]:
+        lookups.extend(bytes.fromhex(address.key) for address in addresses)
+        return await read_records(addresses)
 
-    api.store.find_api_key = record_lookup  # type: ignore[method-assign]
+    api.store.read_records = record_lookup  # type: ignore[method-assign]
     keys = ApiKeyCache(api.store, api.time.seconds)
     secret, key = make_api_key("acme", "1")
     assert [None, None] == [await keys.find(secret) for _ in range(2)]
-    await api.store.put_api_key(key)
+    await put_api_key(api.store, key)
     api.time.ms += 5_000
     assert [("acme", Role.ADMIN)] * 2 == [await keys.find(secret) for _ in range(2)]
-    await api.store.revoke_api_key("1")
+    await revoke_api_key(api.store, "1")
     api.time.ms += 5_000
     assert [None, None] == [await keys.find(secret) for _ in range(2)]
-    assert 3 == len(lookups)
+    assert 3 + 2 == len(lookups)  # the creation and the revocation read the key, too
 
 
 async def test_the_key_cache_is_bounded(api: ApiHarness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +298,7 @@ async def test_keys_stay_valid_while_only_their_partition_is_unavailable(
     calls = 0
     error: StoreUnavailable | None = StoreUnavailable("connection refused")
 
-    async def find_api_key(_store: ReferenceStore, _digest: bytes) -> None:
+    async def read_records(_store: ReferenceStore, _addresses: Sequence[RecordAddress]) -> None:
         nonlocal calls
         calls += 1
         if error is not None:
@@ -305,7 +309,7 @@ async def test_keys_stay_valid_while_only_their_partition_is_unavailable(
     known, other = (await create_key(api, "acme"))[0], (await create_key(api, "shop"))[0]
     headers = {"X-API-Key": known}
     assert 200 == (await api.request("GET", "/retry-tasks", headers=headers)).status
-    monkeypatch.setattr(ReferenceStore, "find_api_key", find_api_key)
+    monkeypatch.setattr(ReferenceStore, "read_records", read_records)
     monkeypatch.setattr(ReferenceStore, "partition_count", 2)
     monkeypatch.setattr("tarry.service.api.auth._MAX_STORE_WAIT_S", 0.02)
     response = await api.request("GET", "/retry-tasks", headers={"X-API-Key": other})
@@ -335,14 +339,16 @@ async def test_a_revoked_key_is_rejected_after_a_slow_lookup(
     secret, key = await create_key(api, "acme")
     headers = {"X-API-Key": secret}
     assert 200 == (await api.request("GET", "/retry-tasks", headers=headers)).status
-    await api.store.revoke_api_key(key.id)
-    find_api_key, may_end = ReferenceStore.find_api_key, asyncio.Event()
+    await revoke_api_key(api.store, key.id)
+    read_records, may_end = ReferenceStore.read_records, asyncio.Event()
 
-    async def find_slowly(store: ReferenceStore, digest: bytes) -> ApiKeyRecord | None:
+    async def read_slowly(
+        store: ReferenceStore, addresses: Sequence[RecordAddress]
+    ) -> tuple[int, list[StoredRecord | None]]:
         await may_end.wait()
-        return await find_api_key(store, digest)
+        return await read_records(store, addresses)
 
-    monkeypatch.setattr(ReferenceStore, "find_api_key", find_slowly)
+    monkeypatch.setattr(ReferenceStore, "read_records", read_slowly)
     api.time.ms += 60_000
     assert 200 == (await api.request("GET", "/retry-tasks", headers=headers)).status
     may_end.set()
@@ -356,19 +362,21 @@ async def test_one_request_at_a_time_waits_for_the_partition_of_the_keys(
     """The others continue at once with the last known tenant, until a lookup has succeeded."""
     responds = asyncio.Event()
     lookups: list[bytes] = []
-    find_api_key = api.store.find_api_key
+    read_records = api.store.read_records
 
-    async def find_when_available(digest: bytes) -> ApiKeyRecord | None:
-        lookups.append(digest)
+    async def read_when_available(
+        addresses: Sequence[RecordAddress],
+    ) -> tuple[int, list[StoredRecord | None]]:
+        lookups.extend(bytes.fromhex(address.key) for address in addresses)
         await responds.wait()
-        return await find_api_key(digest)
+        return await read_records(addresses)
 
     keys = ApiKeyCache(api.store, api.time.seconds)
     secrets = [(await create_key(api, tenant))[0] for tenant in ("acme", "shop", "bank")]
     known = [await keys.find(secret) for secret in secrets]
     monkeypatch.setattr(ReferenceStore, "partition_count", 2)
     monkeypatch.setattr("tarry.service.api.auth._MAX_STORE_WAIT_S", 0.0)
-    api.store.find_api_key = find_when_available  # type: ignore[method-assign]
+    api.store.read_records = read_when_available  # type: ignore[method-assign]
     for expected in (3, 1, 1):
         lookups.clear()
         api.time.ms += 60_000

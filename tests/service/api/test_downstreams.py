@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tarry.service.api.auth import make_api_key
-from tarry.service.lane_activity import latency_bucket
 from tarry.service.model import BreakerChangeRecord
-from tarry.service.store import LATENCY_WINDOW_MS, Retention
+from tarry.service.records.api_keys import put_api_key
+from tarry.service.records.lane_activity import (
+    LATENCY_WINDOW_MS,
+    latency_bucket,
+    record_breaker_change,
+    record_latencies,
+)
+from tarry.service.store import Retention
 from tests.service.api.harness import NOW, ApiHarness
 
 LANE = "https:example.com:443"
@@ -105,9 +111,9 @@ async def test_downstream_has_the_history_of_its_breaker_and_latencies(api: ApiH
     name = f"default/{LANE}"
     for at, after, reason in ((5, "open", "<b>503</b>"), (7, "half-open", None)):
         change = BreakerChangeRecord(at=at, before="closed", after=after, reason=reason)
-        await api.store.record_breaker_change(name, change)
+        await record_breaker_change(api.store, name, change)
     counts = {str(latency_bucket(ms)): number for ms, number in ((1, 50), (8, 45), (2_000, 5))}
-    await api.store.record_latencies({name: counts})
+    await record_latencies(api.store, {name: counts})
     [listed] = (await api.request("GET", "/downstreams")).json["items"]
     downstream = (await api.request("GET", f"/downstreams/{LANE}")).json
 
@@ -144,7 +150,7 @@ async def test_a_lane_of_another_tenant_is_not_created_by_mistake(
     keys: dict[str, dict[str, str]] = {}
     for tenant in ("ops", "globex"):
         secret, record = make_api_key(tenant, tenant)
-        await api.store.put_api_key(record)
+        await put_api_key(api.store, record)
         keys[tenant] = {"X-API-Key": secret}
     task = {"targetUrl": "https://example.com/"}
     await api.request("POST", "/retry-tasks", task, headers=keys["globex"])

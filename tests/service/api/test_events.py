@@ -15,6 +15,7 @@ from tarry.service.api.context import ApiLimits
 from tarry.service.api.events import EventResource
 from tarry.service.engine.reporting import EngineEvent
 from tarry.service.model import AttemptRecord
+from tarry.service.records.api_keys import revoke_api_key
 from tarry.testing import VirtualClock
 from tests.service.api.harness import NOW, ApiHarness, FakeTime
 from tests.service.api.test_auth import create_key
@@ -351,7 +352,7 @@ def test_a_stream_ends_when_its_key_is_revoked(
         publisher = asyncio.ensure_future(publish(api)) if is_busy else None
         await asyncio.sleep(59.9)
         assert not reader.task.done()
-        assert await api.store.revoke_api_key(key.id)
+        assert await revoke_api_key(api.store, key.id)
         async with asyncio.timeout(6.1):
             await reader.task
         sent = [await reader.sent.get() for _ in range(reader.sent.qsize())]

@@ -9,7 +9,8 @@ import pytest
 from tarry.service.api.auth import api_key_digest
 from tarry.service.api.overview import estimate_lag
 from tarry.service.model import ApiKeyRecord, AttemptRecord, DecisionRecord
-from tarry.service.store import SeriesPoint
+from tarry.service.records.api_keys import put_api_key
+from tarry.service.records.series import SeriesPoint, record_series
 from tests.service.api.harness import NOW, ApiHarness
 
 LANE = "default/https:example.com:443"
@@ -60,8 +61,9 @@ async def get_overview(api: ApiHarness, query: str = "") -> dict[str, Any]:
 async def test_the_overview_has_a_point_for_each_interval(api: ApiHarness) -> None:
     """A point has attempts by outcome, finished tasks, lag, and averages of the backlog."""
     at = NOW - MINUTE_MS
-    await api.store.record_series(
-        [SeriesPoint(10_000, at, SUMS), SeriesPoint(10_000, NOW - 2 * HOUR_MS, {"lag.1": 1})]
+    await record_series(
+        api.store,
+        [SeriesPoint(10_000, at, SUMS), SeriesPoint(10_000, NOW - 2 * HOUR_MS, {"lag.1": 1})],
     )
     await api.create()
     overview = await get_overview(api)
@@ -84,11 +86,12 @@ async def test_the_number_of_points_is_bounded(
 ) -> None:
     """A longer range has longer intervals, whose sums are those of the stored intervals."""
     stored_step_ms = 10_000 if step_ms < 300_000 else 300_000
-    await api.store.record_series(
+    await record_series(
+        api.store,
         [
             SeriesPoint(stored_step_ms, NOW - number * stored_step_ms, {"attempts.success": 1})
             for number in range(2_500)
-        ]
+        ],
     )
     overview = await get_overview(api, f"?range={time_range}")
     points, start = overview["points"], overview["from"]
@@ -127,10 +130,10 @@ async def test_a_tenant_reads_only_its_own_figures() -> None:
     """With API keys, only the operator gets the series of all tenants; others their attempts."""
     api = ApiHarness(keys=True, operator="ops")
     found = {}
-    await api.store.record_series([SeriesPoint(10_000, NOW, SUMS)])
+    await record_series(api.store, [SeriesPoint(10_000, NOW, SUMS)])
     for tenant in ("ops", "acme", "beta"):
         digest = api_key_digest(f"key of {tenant}")
-        await api.store.put_api_key(ApiKeyRecord(id=tenant, tenant=tenant, digest=digest))
+        await put_api_key(api.store, ApiKeyRecord(id=tenant, tenant=tenant, digest=digest))
     headers = {"Authorization": "Bearer key of acme"}
     body = {"targetUrl": "https://example.com/"}
     await api.request("POST", "/retry-tasks", body, headers=headers)

@@ -11,6 +11,7 @@ from tarry.errors import ConfigurationError
 from tarry.service.api.auth import make_api_key
 from tarry.service.api.roles import ROLES
 from tarry.service.api.routing import REQUIRED_ROLES, Operation, resource_operations
+from tarry.service.records.api_keys import put_api_key
 from tests.service.api.harness import TARGET, ApiHarness
 
 ROLE_REQUIRED = "/docs#problem-role-required"
@@ -19,7 +20,7 @@ ROLE_REQUIRED = "/docs#problem-role-required"
 async def new_key(api: ApiHarness, role: str) -> dict[str, str]:
     """Store a key with this role; return the header that authenticates with it."""
     key, record = make_api_key("acme", f"key-{role}", role=role)
-    await api.store.put_api_key(record)
+    await put_api_key(api.store, record)
     return {"x-api-key": key}
 
 
@@ -148,7 +149,7 @@ async def test_a_key_with_an_unknown_role_may_do_nothing() -> None:
     api = ApiHarness(keys=True)
     key, record = make_api_key("acme", "1")
     record.role = "auditor"
-    await api.store.put_api_key(record)
+    await put_api_key(api.store, record)
     assert await is_rejected(api, "GET", "/retry-tasks", {"x-api-key": key})
     with pytest.raises(ConfigurationError, match="role"):
         make_api_key("acme", "1", role="auditor")

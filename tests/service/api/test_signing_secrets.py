@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from tarry.service.api.auth import make_api_key
+from tarry.service.records.api_keys import put_api_key
+from tarry.service.records.signing_secrets import list_signing_secrets
 from tests.service.api.harness import NOW, ApiHarness
 
 PATH = "/signing-secrets"
@@ -38,7 +40,7 @@ async def test_secret_is_shown_once(api: ApiHarness) -> None:
     listed = await api.request("GET", PATH)
     assert [created] == listed.json["items"]
     assert secret.encode() not in listed.body
-    [record] = await api.store.list_signing_secrets("default")
+    [record] = await list_signing_secrets(api.store, "default")
     assert secret == api.codec.decrypt_secret(record.secret)
     assert secret != (await create(api))["secret"]
 
@@ -56,7 +58,7 @@ async def test_own_secret_is_stored_and_not_returned(api: ApiHarness) -> None:
     """The type of the secret is that of its prefix."""
     created = await create(api, secret=SECRET, type="ED25519")
     assert ("HMAC", None) == (created["type"], created.get("secret"))
-    [record] = await api.store.list_signing_secrets("default")
+    [record] = await list_signing_secrets(api.store, "default")
     assert SECRET == api.codec.decrypt_secret(record.secret)
 
 
@@ -109,7 +111,7 @@ async def test_secrets_belong_to_a_tenant() -> None:
     headers = {}
     for tenant in ("ann", "bob"):
         key, record = make_api_key(tenant, tenant)
-        await api.store.put_api_key(record)
+        await put_api_key(api.store, record)
         headers[tenant] = {"authorization": f"Bearer {key}"}
     created = (await api.request("POST", PATH, {}, headers=headers["ann"])).json
     path = f"{PATH}/{created['secretId']}"

@@ -13,6 +13,7 @@ import pytest
 from tarry.errors import Overloaded, StoreUnavailable
 from tarry.service.api.auth import make_api_key
 from tarry.service.api.context import ApiLimits
+from tarry.service.records.api_keys import put_api_key
 from tests.service.api.harness import TARGET, ApiHarness, Response, run_with_api
 
 TASK = json.dumps({"targetUrl": TARGET, "idempotencyKey": "k"}).encode()
@@ -105,7 +106,7 @@ def test_api_keys_are_checked() -> None:
             return await api.request("POST", "/retry-tasks", body=chunks, headers=headers)
 
         invalid = [await request(), await request(authorization=f"Bearer {secret}")]
-        await api.store.put_api_key(key)
+        await put_api_key(api.store, key)
         api.time.ms += 60_000
         valid = [await request(authorization=f"Bearer {secret}") for _ in range(3)]
         assert [401, 401, 201, 200, 200] == [response.status for response in (*invalid, *valid)]

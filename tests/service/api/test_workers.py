@@ -8,6 +8,8 @@ import pytest
 
 from tarry.service.api.auth import api_key_digest
 from tarry.service.model import ApiKeyRecord, WorkerRecord
+from tarry.service.records.api_keys import put_api_key
+from tarry.service.records.workers import record_worker
 from tests.service.api.harness import ApiHarness
 
 WORKER = WorkerRecord(
@@ -18,7 +20,7 @@ WORKER = WorkerRecord(
 
 async def test_processes_are_listed(api: ApiHarness) -> None:
     """Each process is listed with its load and the time of its last heartbeat."""
-    await api.store.record_worker(WORKER)
+    await record_worker(api.store, WORKER)
     response = await api.request("GET", "/workers")
     assert 200 == response.status
     assert {"items": [{
@@ -34,7 +36,7 @@ async def test_only_the_operator_lists_processes() -> None:
     statuses = []
     for tenant in ("ops", "acme"):
         digest = api_key_digest(f"key of {tenant}")
-        await api.store.put_api_key(ApiKeyRecord(id=tenant, tenant=tenant, digest=digest))
+        await put_api_key(api.store, ApiKeyRecord(id=tenant, tenant=tenant, digest=digest))
         headers = {"Authorization": f"Bearer key of {tenant}"}
         statuses.append((await api.request("GET", "/workers", headers=headers)).status)
     statuses.append((await api.request("GET", "/workers")).status)

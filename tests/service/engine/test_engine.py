@@ -10,12 +10,14 @@ from tarry.errors import StoreUnavailable
 from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.engine.context import EngineLimits
 from tarry.service.engine.lanes import Lanes, LocalLane, build_breaker
-from tarry.service.model import Status, Task, WorkerRecord
+from tarry.service.model import Status, Task
+from tarry.service.records.workers import list_workers
 from tarry.service.shutdown import GRACE_S
 from tarry.service.store import (
     CancelStatus,
     FinishStatus,
     LaneWriteStatus,
+    RecordChange,
     Release,
     Retention,
     RetryNowStatus,
@@ -50,20 +52,16 @@ class UncancellableStore(ReferenceStore):
         await self._hang("sweep")
         return await super().sweep(retention, limit)
 
-    async def record_worker(self, worker: WorkerRecord) -> None:
-        """Record a heartbeat, or hang."""
-        await self._hang("record_worker")
-        await super().record_worker(worker)
+    async def write_records(self, changes: Sequence[RecordChange]) -> bool:
+        """Write or remove a heartbeat, or hang."""
+        is_removal = any(change.value is None for change in changes)
+        await self._hang("remove_worker" if is_removal else "record_worker")
+        return await super().write_records(changes)
 
     async def release(self, releases: Sequence[Release]) -> list[FinishStatus]:
         """Release leases, or hang."""
         await self._hang("release")
         return await super().release(releases)
-
-    async def remove_worker(self, name: str) -> None:
-        """Remove a process, or hang."""
-        await self._hang("remove_worker")
-        await super().remove_worker(name)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +90,7 @@ async def test_stop_ends_although_calls_of_the_store_ignore_cancellations(
     assert loop.time() - stopped_at <= 10 + GRACE_S
     is_released = (await harness.get_task(leased)).worker is None
     assert ("release" not in hanging) is is_released
-    is_removed = [] == await store.list_workers()
+    is_removed = [] == await list_workers(store)
     assert ("remove_worker" not in hanging) is is_removed
     store.hanging = frozenset()
     messages = [message for message in caplog.messages if "shutdown" in message]
@@ -417,17 +415,15 @@ async def test_latencies_are_stored_last_when_the_engine_stops(
     await harness.add(harness.new_task())
     await asyncio.sleep(1)
     calls: list[str] = []
-    record_series = harness.store.record_series
+    write_records = harness.store.write_records
 
-    async def fail(_: object) -> None:
-        calls.append("record_latencies")
-        raise StoreUnavailable("no connection")
+    async def write(changes: Sequence[RecordChange]) -> bool:
+        calls.append(changes[0].kind)
+        if changes[0].kind == "lane activity":
+            raise StoreUnavailable("no connection")
+        return await write_records(changes)
 
-    async def record(*arguments: Any, **options: Any) -> Any:
-        calls.append("record_series")
-        return await record_series(*arguments, **options)
-
-    monkeypatch.setattr(harness.store, "record_latencies", fail)
-    monkeypatch.setattr(harness.store, "record_series", record)
+    monkeypatch.setattr(harness.store, "write_records", write)
     await harness.engine.stop(1)
-    assert ["record_series", "record_latencies"] == calls[-2:]
+    written = [kind for kind in calls if not kind.startswith("processes")]
+    assert ["series 10000", "series 300000", "lane activity"] == written

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,14 @@ from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.engine.claim_turns import TURN_MS
 from tarry.service.engine.context import EngineLimits
 from tarry.service.model import LaneRecord, LaneWait, Status, WorkerRecord
-from tarry.service.store import ClaimResult, LeaseTerms
+from tarry.service.records.workers import list_workers, record_worker
+from tarry.service.store import (
+    MAX_LISTED_RECORDS,
+    ClaimResult,
+    LeaseTerms,
+    RecordChange,
+    StoredRecord,
+)
 from tests.service.engine.harness import EPOCH_S, LEASE, OK, EngineHarness, FakeTarget, run
 from tests.service.stores.reference_store import ReferenceState, ReferenceStore
 
@@ -38,23 +45,19 @@ class FailingStore(ReferenceStore):
             raise ValueError
         return await super().ping(partition)
 
-    async def list_workers(self) -> list[WorkerRecord]:
-        """Return the workers."""
+    async def list_records(
+        self, owner: str, kind: str, *, after: str = "", limit: int = MAX_LISTED_RECORDS
+    ) -> tuple[int, list[StoredRecord]]:
+        """Return the records."""
         if self.list_fails:
             raise StoreUnavailable("the server is unavailable")
-        return await super().list_workers()
+        return await super().list_records(owner, kind, after=after, limit=limit)
 
-    async def record_worker(self, worker: WorkerRecord) -> None:
-        """Record a worker."""
+    async def write_records(self, changes: Sequence[RecordChange]) -> bool:
+        """Write or delete records."""
         if self.fails:
             raise StoreUnavailable("the server is unavailable")
-        await super().record_worker(worker)
-
-    async def remove_worker(self, name: str) -> None:
-        """Remove a worker."""
-        if self.fails:
-            raise StoreUnavailable("the server is unavailable")
-        await super().remove_worker(name)
+        return await super().write_records(changes)
 
 
 def new_store(state: ReferenceState | None = None) -> FailingStore:
@@ -79,16 +82,16 @@ async def test_a_process_is_listed_until_it_stops() -> None:
     await harness.add(harness.new_task(), harness.new_task(delay_ms=900_000))
     await started.wait()
     await asyncio.sleep(6)
-    [worker] = await harness.store.list_workers()
+    [worker] = await list_workers(harness.store)
     assert ("worker", "host", "all", 1, 1) == (
         worker.name, worker.host, worker.role, worker.running_attempts, worker.leased_tasks
     )  # fmt: skip
     assert worker.started_at == start_ms < worker.seen_at
     await asyncio.sleep(600)
-    assert [worker.name] == [other.name for other in await harness.store.list_workers()]
+    assert [worker.name] == [other.name for other in await list_workers(harness.store)]
     release.set()
     await harness.engine.stop(1)
-    assert [] == await harness.store.list_workers()
+    assert [] == await list_workers(harness.store)
 
 
 async def test_a_process_is_listed_again_when_the_store_recovers() -> None:
@@ -99,13 +102,13 @@ async def test_a_process_is_listed_again_when_the_store_recovers() -> None:
     await asyncio.sleep(1)
     store.fails = True
     await asyncio.sleep(60)
-    assert [] == await store.list_workers()
+    assert [] == await list_workers(store)
     store.fails = False
     await asyncio.sleep(6)
-    assert 1 == len(await store.list_workers())
+    assert 1 == len(await list_workers(store))
     store.fails = True
     await harness.engine.stop(1)
-    assert 1 == len(await store.list_workers())
+    assert 1 == len(await list_workers(store))
 
 
 async def test_heartbeats_continue_after_an_unexpected_error_of_the_check(
@@ -117,7 +120,7 @@ async def test_heartbeats_continue_after_an_unexpected_error_of_the_check(
     await harness.engine.start()
     store.ping_fails = True
     await asyncio.sleep(60)
-    assert 1 == len(await store.list_workers())
+    assert 1 == len(await list_workers(store))
     store.ping_fails = False
     await harness.engine.stop(1)
     assert {"check of the store failed"} == set(caplog.messages)
@@ -131,7 +134,7 @@ async def test_a_process_whose_blocked_lanes_are_not_all_known_owns_no_lane(
     harness = EngineHarness(FakeTarget(), store=new_store())
     blocked = {f"default/{number}": "private address" for number in range(blocked_count)}
     other = WorkerRecord(name="other", host="host", pid=2, role="all", blocked_lanes=blocked)
-    await harness.store.record_worker(other)
+    await record_worker(harness.store, other)
     await harness.engine.announce()
     lanes = [f"default/http://host-{number}" for number in range(20)]
     assert is_own == all(map(harness.lanes.owners.is_own, lanes))
@@ -140,14 +143,14 @@ async def test_a_process_whose_blocked_lanes_are_not_all_known_owns_no_lane(
 async def test_a_process_that_was_killed_owns_no_lane_soon() -> None:
     """It is listed for half a minute. Meanwhile, its limited lanes have other owners."""
     harness = EngineHarness(FakeTarget(), store=new_store())
-    await harness.store.record_worker(WorkerRecord(name="other", host="host", pid=2))
+    await record_worker(harness.store, WorkerRecord(name="other", host="host", pid=2))
     await harness.engine.start()
     lanes = [f"default/http://host-{number}" for number in range(20)]
     await asyncio.sleep(6)
     assert not all(map(harness.lanes.owners.is_own, lanes))
     await asyncio.sleep(9.5)
     assert all(map(harness.lanes.owners.is_own, lanes))
-    assert 2 == len(await harness.store.list_workers())
+    assert 2 == len(await list_workers(harness.store))
     await harness.engine.stop(1)
 
 
@@ -223,7 +226,7 @@ async def test_processes_claim_in_turns_while_tasks_arrive() -> None:
     for harness in (api, *workers):
         await harness.engine.start()
     await asyncio.sleep(20)
-    assert 3 == len(await api.store.list_workers())
+    assert 3 == len(await list_workers(api.store))
     assert [2, 2] == [worker.context.claim_turns.process_count for worker in workers]
     assert {2} == {worker.context.claim_turns.claim_factor for worker in workers}
     tasks = await api.add(*(api.new_task() for _ in range(200)))
@@ -276,7 +279,7 @@ async def test_an_api_process_stops_at_once() -> None:
     stopped_at = asyncio.get_running_loop().time()
     await harness.engine.stop(30)
     assert stopped_at == asyncio.get_running_loop().time()
-    assert [] == await harness.store.list_workers()
+    assert [] == await list_workers(harness.store)
 
 
 async def test_an_api_process_keeps_its_clock() -> None:
@@ -372,7 +375,7 @@ def test_processes_that_allow_different_targets_are_named_once(
         store = new_store()
         process = WorkerRecord(name="a", host="h", pid=1, allow_target=("10.0.0.0/8", "--dev"))
         for name in ("a", "b"):
-            await store.record_worker(msgspec.structs.replace(process, name=name))
+            await record_worker(store, msgspec.structs.replace(process, name=name))
         harness = EngineHarness(FakeTarget(OK), store=store)
         await harness.engine.start()
         await asyncio.sleep(12)
@@ -396,7 +399,7 @@ async def test_reasons_of_other_processes_are_shown_while_the_lane_has_tasks() -
     ):
         lanes = {task.lane: wait, "default/http:new.example:80": LaneWait("moon-phase", 1)}
         other = WorkerRecord(name=f"other-{number}", host="h", pid=2, waiting_lanes=lanes)
-        await harness.store.record_worker(other)
+        await record_worker(harness.store, other)
     await harness.engine.announce()
     record = await harness.store.get_lane(task.lane)
     assert record is not None

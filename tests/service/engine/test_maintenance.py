@@ -11,9 +11,9 @@ import pytest
 from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.engine.context import BODY_STORE, EngineLimits
 from tarry.service.engine.maintenance import replay_step_size
-from tarry.service.lane_activity import latency_bucket
 from tarry.service.model import AttemptRecord, LatencyWindow, ReplayRecord, Status
 from tarry.service.payloads import BodyStoreUnavailable
+from tarry.service.records.lane_activity import latency_bucket, read_lane_activity
 from tarry.service.store import LaneLimits, StoredTaskFilter
 from tests.service.engine.harness import BUSY, EPOCH_S, OK, EngineHarness, FakeTarget, run
 from tests.service.stores.reference_store import ReferenceStore
@@ -260,7 +260,7 @@ async def test_latencies_of_many_lanes_are_stored() -> None:
         harness.metrics.record_attempt(attempt, "default", task.lane)
     await harness.engine.maintenance.store_latencies()
 
-    stored = await harness.store.read_lane_activity([task.lane for task in tasks])
+    stored = await read_lane_activity(harness.store, [task.lane for task in tasks])
     assert {task.lane for task in tasks} == set(stored)
     assert {} == harness.metrics.take_latencies()
     await harness.engine.stop(1)

@@ -18,6 +18,7 @@ from tarry.service.store import (
     LaneLimits,
     LeaseTerms,
     NewTask,
+    RecordChange,
     Release,
     TaskResult,
 )
@@ -73,10 +74,11 @@ class PartitionedStore(ReferenceStore):
         await self._reach(*(self.partition_of(each.task.tenant) for each in releases))
         return await super().release(releases)
 
-    async def record_latencies(self, counts_by_lane: dict[str, dict[str, int]]) -> None:
-        """Record latencies."""
-        await self._reach(*(self.partition_of(lane.partition("/")[0]) for lane in counts_by_lane))
-        await super().record_latencies(counts_by_lane)
+    async def write_records(self, changes: Sequence[RecordChange]) -> bool:
+        """Write records of lanes."""
+        lanes = [change.owner for change in changes if "/" in change.owner]
+        await self._reach(*(self.partition_of(lane.partition("/")[0]) for lane in lanes))
+        return await super().write_records(changes)
 
     async def release_unknown_leases(
         self, terms: LeaseTerms, known_ids: Collection[str], partition: int | None = None

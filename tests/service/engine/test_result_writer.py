@@ -16,6 +16,7 @@ from tarry.service.engine.context import EngineLimits
 from tarry.service.engine.engine import Engine
 from tarry.service.engine.result_writer import build_callback_task
 from tarry.service.model import AttemptRecord, Status, Task, TaskContent
+from tarry.service.records.lane_activity import read_lane_activity
 from tarry.service.store import (
     ClaimResult,
     FinishStatus,
@@ -439,7 +440,7 @@ async def test_history_does_not_name_a_success_as_the_last_failure() -> None:
     tasks = await harness.add(*[harness.new_task() for _ in range(4)])
     await asyncio.sleep(1)
 
-    [activity] = (await harness.store.read_lane_activity([tasks[0].lane])).values()
+    [activity] = (await read_lane_activity(harness.store, [tasks[0].lane])).values()
     assert "Too many attempts failed." == activity.changes[0].reason
     await harness.engine.stop(1)
 
@@ -472,7 +473,7 @@ async def test_history_of_a_breaker_is_stored(is_restarted: bool) -> None:
         await harness.engine.start()
     await asyncio.sleep(300)
 
-    [activity] = (await harness.store.read_lane_activity([tasks[0].lane])).values()
+    [activity] = (await read_lane_activity(harness.store, [tasks[0].lane])).values()
     first, *others = activity.changes
     assert ("closed", "open", "Too many attempts failed, the last one: status 503.") == (
         first.before,
@@ -504,7 +505,7 @@ async def test_history_names_the_action_of_an_operator(action: str) -> None:
     for lane in (other.lane, tasks[0].lane):
         await getattr(harness.engine, action)(lane)
 
-    activity = await harness.store.read_lane_activity([other.lane, tasks[0].lane])
+    activity = await read_lane_activity(harness.store, [other.lane, tasks[0].lane])
     assert [tasks[0].lane] == list(activity)
     verb = {"resume": "resumed", "reset": "reset"}[action]
     last = activity[tasks[0].lane].changes[-1]

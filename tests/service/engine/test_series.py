@@ -11,7 +11,8 @@ from tarry.errors import StoreUnavailable
 from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.engine.context import EngineLimits
 from tarry.service.model import Status
-from tarry.service.store import LeaseTerms, SeriesPoint
+from tarry.service.records.series import SeriesPoint, list_series
+from tarry.service.store import LeaseTerms, RecordChange
 from tests.service.engine.harness import BUSY, EPOCH_S, LEASE, OK, EngineHarness, FakeTarget
 from tests.service.stores.reference_store import ReferenceState, ReferenceStore
 
@@ -27,12 +28,13 @@ class FailingStore(ReferenceStore):
     fails = False
     record_count = 0
 
-    async def record_series(self, points: Sequence[SeriesPoint]) -> None:
-        """Add sums to points."""
-        if self.fails:
-            raise StoreUnavailable("the server is unavailable")
-        self.record_count += 1
-        await super().record_series(points)
+    async def write_records(self, changes: Sequence[RecordChange]) -> bool:
+        """Write records."""
+        if any(change.kind.startswith("series") for change in changes):
+            if self.fails:
+                raise StoreUnavailable("the server is unavailable")
+            self.record_count += 1
+        return await super().write_records(changes)
 
 
 def new_store(state: ReferenceState | None = None) -> FailingStore:
@@ -70,7 +72,7 @@ async def test_counts_are_recorded_at_the_end_of_each_interval() -> None:
     await deliver(harness)
     await harness.engine.stop(1)
 
-    first, second = await store.list_series(SHORT_MS, since=0)
+    first, second = await list_series(store, SHORT_MS, since=0)
     assert [START_MS, START_MS + SHORT_MS] == [first.at, second.at]
     assert {"success": 2, "transient": 1, "permanent": 1} == counts_of([first], "attempts.")
     finished = {"succeeded.first": 1, "succeeded.retried": 1, "exhausted.first": 1}
@@ -78,7 +80,7 @@ async def test_counts_are_recorded_at_the_end_of_each_interval() -> None:
     assert {"1": 4} == counts_of([first], "lag.")
     assert {"1000": 1} == counts_of([first], "delay.")
     assert {"success": 1} == counts_of([second], "attempts.")
-    [long_point] = await store.list_series(LONG_MS, since=0)
+    [long_point] = await list_series(store, LONG_MS, since=0)
     for prefix in ("attempts.", "finished.", "lag.", "delay.", "backlog."):
         assert counts_of([first, second], prefix) == counts_of([long_point], prefix)
 
@@ -111,7 +113,7 @@ async def test_one_process_samples_the_backlog() -> None:
     await other.engine.start()
     await harness.add(harness.new_task(delay_ms=900_000), harness.new_task(delay_ms=900_000))
     await asyncio.sleep(25)
-    points = await harness.store.list_series(SHORT_MS, since=0)
+    points = await list_series(harness.store, SHORT_MS, since=0)
     assert [(1, 2, 0, 0)] * 2 == [
         (
             point.sums["samples"],
@@ -159,7 +161,7 @@ async def test_recording_continues_after_a_failure(caplog: pytest.LogCaptureFixt
     store.fails = False
     await deliver(harness)
     await asyncio.sleep(10)
-    assert {"success": 1} == counts_of(await store.list_series(SHORT_MS, since=0), "attempts.")
+    assert {"success": 1} == counts_of(await list_series(store, SHORT_MS, since=0), "attempts.")
     await harness.engine.stop(1)
     assert "store is failing" in caplog.text
     assert "series failed" not in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
+from collections.abc import Sequence
 from typing import Any
 
 from cryptography.fernet import Fernet
@@ -13,6 +14,12 @@ from tarry.service.delivery import DeliveryRequest
 from tarry.service.delivery.signing import Signer
 from tarry.service.encryption import Codec
 from tarry.service.model import PolicyVersion, SigningSecretRecord, Status, TaskContent
+from tarry.service.records.signing_secrets import (
+    delete_signing_secret,
+    list_signing_secrets,
+    put_signing_secret,
+)
+from tarry.service.store import RecordAddress, StoredRecord
 from tests.service.engine.harness import EPOCH_S, EngineHarness, FakeTarget
 from tests.service.stores.reference_store import ReferenceStore
 
@@ -41,7 +48,7 @@ class SecretHarness(EngineHarness):
             secret=self.codec.encrypt_secret(secret),
         )
         self.next_number += 1
-        await self.store.put_signing_secret(record, expire_previous_ms=expire_ms)
+        await put_signing_secret(self.store, record, expire_previous_ms=expire_ms)
         self.engine.signers.invalidate(tenant)
         return record.id
 
@@ -107,7 +114,7 @@ async def test_both_secrets_sign_until_the_old_one_expires() -> None:
     await asyncio.sleep(2)
     request = await harness.deliver()
     assert sign(request, NEW) == signatures(request)
-    await harness.store.delete_signing_secret("default", new_id)
+    await delete_signing_secret(harness.store, "default", new_id)
     harness.engine.signers.invalidate("default")
     assert [] == signatures(await harness.deliver())
     await harness.engine.stop(1)
@@ -119,12 +126,12 @@ async def test_changes_by_another_process_are_used_within_seconds() -> None:
     await harness.engine.start()
     assert [] == signatures(await harness.deliver())
     record = SigningSecretRecord(tenant="default", id="s", secret=NEW.encode())
-    await harness.store.put_signing_secret(record, expire_previous_ms=0)
+    await put_signing_secret(harness.store, record, expire_previous_ms=0)
     for _ in range(6):
         await harness.deliver()
     request = await harness.deliver()
     assert sign(request, NEW) == signatures(request)
-    await harness.store.delete_signing_secret("default", "s")
+    await delete_signing_secret(harness.store, "default", "s")
     await asyncio.sleep(10)  # without tasks of the tenant
     assert [] == signatures(await harness.deliver())
     await harness.engine.stop(1)
@@ -151,11 +158,13 @@ async def test_task_is_not_sent_unsigned_while_the_store_is_unavailable() -> Non
 
         read_count = 0
 
-        async def list_signing_secrets(self, tenant: str) -> list[SigningSecretRecord]:
+        async def read_records(
+            self, addresses: Sequence[RecordAddress]
+        ) -> tuple[int, list[StoredRecord | None]]:
             self.read_count += 1
             if not self.is_readable:
                 raise StoreUnavailable("unavailable")
-            return await super().list_signing_secrets(tenant)
+            return await super().read_records(addresses)
 
         async def get_policy(
             self, tenant: str, policy_id: str, version: int | None = None
@@ -194,7 +203,7 @@ async def test_task_is_not_sent_unsigned_without_the_encryption_key() -> None:
     await harness.engine.start()
     harness.codec = Codec([Fernet.generate_key().decode()])
     await harness.put(OWN)
-    [record] = await harness.store.list_signing_secrets("default")
+    [record] = await list_signing_secrets(harness.store, "default")
     assert OWN.encode() not in record.secret
     [task] = await harness.add(harness.new_task())
     await asyncio.sleep(200)
@@ -226,10 +235,12 @@ async def test_waiting_tasks_share_one_load() -> None:
     class SlowStore(ReferenceStore):
         secret_reads = policy_reads = 0
 
-        async def list_signing_secrets(self, tenant: str) -> list[SigningSecretRecord]:
+        async def read_records(
+            self, addresses: Sequence[RecordAddress]
+        ) -> tuple[int, list[StoredRecord | None]]:
             self.secret_reads += 1
             await asyncio.sleep(0.1)
-            return await super().list_signing_secrets(tenant)
+            return await super().read_records(addresses)
 
         async def get_policy(
             self, tenant: str, policy_id: str, version: int | None = None

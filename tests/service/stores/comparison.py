@@ -26,13 +26,16 @@ from tarry.service.model import (
     Task,
     WorkerRecord,
 )
+from tarry.service.records.api_keys import list_api_keys
+from tarry.service.records.lane_activity import read_lane_activity
+from tarry.service.records.series import SERIES_RETENTION_MS, SeriesPoint, list_series
+from tarry.service.records.signing_secrets import list_signing_secrets
+from tarry.service.records.workers import list_workers
 from tarry.service.store import (
-    SERIES_RETENTION_MS,
     ClaimResult,
     ConfiguredLimits,
     LeaseTerms,
     RecordKind,
-    SeriesPoint,
     Store,
     StoredTaskFilter,
 )
@@ -205,12 +208,12 @@ async def snapshot(store: Store) -> StoreSnapshot:
             for replay in await store.list_replays(running=False)
         ],
         [await list_all_policies(store, tenant) for tenant in TENANTS],
-        sorted(await store.list_api_keys(), key=lambda key: key.id),
-        [await store.list_signing_secrets(tenant) for tenant in TENANTS],
+        sorted(await list_api_keys(store), key=lambda key: key.id),
+        [await list_signing_secrets(store, tenant) for tenant in TENANTS],
         limits.paused_lanes,
-        await store.list_workers(),
-        [await store.list_series(step_ms, since=0) for step_ms in SERIES_RETENTION_MS],
-        await store.read_lane_activity([lane.name for lane in lanes]),
+        await list_workers(store),
+        [await list_series(store, step_ms, since=0) for step_ms in SERIES_RETENTION_MS],
+        await read_lane_activity(store, [lane.name for lane in lanes]),
         sorted(await store.list_orphaned_bodies(1000)),
     )
 

@@ -20,14 +20,17 @@ from tarry.service.model import (
     Task,
     WorkerRecord,
 )
+from tarry.service.records.api_keys import find_api_key, put_api_key, revoke_api_key
+from tarry.service.records.lane_activity import record_breaker_change, record_latencies
+from tarry.service.records.series import SERIES_RETENTION_MS, SeriesPoint, record_series
+from tarry.service.records.signing_secrets import delete_signing_secret, put_signing_secret
+from tarry.service.records.workers import record_worker, remove_worker
 from tarry.service.store import (
-    SERIES_RETENTION_MS,
     AddResult,
     LeaseTerms,
     NewTask,
     Release,
     Retention,
-    SeriesPoint,
     Store,
     StoredTaskFilter,
     TaskResult,
@@ -501,9 +504,9 @@ class StoreMachine(RuleBasedStateMachine):
         """Record or remove a process."""
         worker = WorkerRecord(name=f"worker {number}", host="host", pid=number, role=role)
         if remove:
-            self.comparison.call_and_compare(lambda store: store.remove_worker(worker.name))
+            self.comparison.call_and_compare(lambda store: remove_worker(store, worker.name))
         else:
-            self.comparison.call_and_compare(lambda store: store.record_worker(worker))
+            self.comparison.call_and_compare(lambda store: record_worker(store, worker))
 
     @rule(
         step_ms=st.sampled_from(sorted(SERIES_RETENTION_MS)),
@@ -514,7 +517,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Add sums to a point of a recent interval."""
         at = self.comparison.clock.now // step_ms * step_ms - age * step_ms
         points = [SeriesPoint(step_ms, at, sums)]
-        self.comparison.call_and_compare(lambda store: store.record_series(points))
+        self.comparison.call_and_compare(lambda store: record_series(store, points))
 
     @rule(
         lane=lanes,
@@ -524,8 +527,8 @@ class StoreMachine(RuleBasedStateMachine):
     def record_lane_activity(self, lane: str, state: str, counts: dict[str, int]) -> None:
         """Record a change of a breaker, and latencies."""
         change = BreakerChangeRecord(at=self.now, before="closed", after=state)
-        self.comparison.call_and_compare(lambda store: store.record_breaker_change(lane, change))
-        self.comparison.call_and_compare(lambda store: store.record_latencies({lane: counts}))
+        self.comparison.call_and_compare(lambda store: record_breaker_change(store, lane, change))
+        self.comparison.call_and_compare(lambda store: record_latencies(store, {lane: counts}))
 
     @rule(tenant=tenants, number=st.integers(0, 3), revoke=st.booleans())
     def change_api_key(self, tenant: str, number: int, revoke: bool) -> None:
@@ -533,10 +536,10 @@ class StoreMachine(RuleBasedStateMachine):
         digest, role = b"digest %d" % number, ("admin", "write", "read")[number % 3]
         key = ApiKeyRecord(id=f"key {number}", tenant=tenant, digest=digest, role=role)
         if revoke:
-            self.comparison.call_and_compare(lambda store: store.revoke_api_key(key.id))
+            self.comparison.call_and_compare(lambda store: revoke_api_key(store, key.id))
         else:
-            self.comparison.call_and_compare(lambda store: store.put_api_key(key))
-        self.comparison.call_and_compare(lambda store: store.find_api_key(key.digest))
+            self.comparison.call_and_compare(lambda store: put_api_key(store, key))
+        self.comparison.call_and_compare(lambda store: find_api_key(store, key.digest))
 
     @rule(
         tenant=tenants,
@@ -552,11 +555,13 @@ class StoreMachine(RuleBasedStateMachine):
         id_ = f"secret {number}"
         secret = SigningSecretRecord(tenant=tenant, id=id_, lane=lane, secret=b"secret")
         if delete:
-            self.comparison.call_and_compare(lambda store: store.delete_signing_secret(tenant, id_))
+            self.comparison.call_and_compare(
+                lambda store: delete_signing_secret(store, tenant, id_)
+            )
         else:
             self.comparison.call_and_compare(
-                lambda store: store.put_signing_secret(
-                    secret, expire_previous_ms=expire_previous_ms
+                lambda store: put_signing_secret(
+                    store, secret, expire_previous_ms=expire_previous_ms
                 )
             )
 

@@ -20,6 +20,7 @@ from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.api import problems
 from tarry.service.api.roles import ROLES, Role
 from tarry.service.model import ApiKeyRecord
+from tarry.service.records.api_keys import find_api_key
 from tarry.service.store import StoreLost
 
 if TYPE_CHECKING:
@@ -209,13 +210,13 @@ class ApiKeyCache:
         if last is not None and now < self._next_lookup_at:
             return last
         if last is None or self._store.partition_count == 1:
-            return self._record(digest, await self._store.find_api_key(digest), now)
+            return self._record(digest, await find_api_key(self._store, digest), now)
         if self._next_lookup_at > float("-inf"):
             # The last lookup has failed: of concurrent requests, only this one tries again.
             self._next_lookup_at = now + _LOOKUP_PAUSE_S
         # If the partition of the keys hangs, the lookup takes as long as the timeout of the store.
         # It continues after the timeout here: the store may be slow, and the key be revoked.
-        lookup = asyncio.ensure_future(self._store.find_api_key(digest))
+        lookup = asyncio.ensure_future(find_api_key(self._store, digest))
         self._lookups.add(lookup)
         lookup.add_done_callback(partial(self._on_looked_up, digest, now))
         try:

@@ -19,7 +19,7 @@ from tarry.service.api.messages import ApiResponse
 from tarry.service.api.routing import Operation
 from tarry.service.engine.metrics import DELAY_BUCKETS_MS, SHORT_BUCKETS_MS
 from tarry.service.model import Status
-from tarry.service.store import SERIES_RETENTION_MS
+from tarry.service.records.series import SERIES_RETENTION_MS
 from tarry.wire.tasks import WaitReason  # noqa: TC001 - msgspec reads the type
 
 if TYPE_CHECKING:

@@ -12,7 +12,13 @@ from tarry.service.api.routing import Operation
 from tarry.service.delivery.signing import Signer, derive_public_key, generate_secret
 from tarry.service.delivery.targets import parse_lane_name, public_lane_name, stored_lane_name
 from tarry.service.model import SigningSecretRecord
-from tarry.service.store import MAX_LANE_SIGNING_SECRETS, MAX_SIGNING_SECRETS
+from tarry.service.records.signing_secrets import (
+    MAX_LANE_SIGNING_SECRETS,
+    MAX_SIGNING_SECRETS,
+    delete_signing_secret,
+    list_signing_secrets,
+    put_signing_secret,
+)
 from tarry.wire.tasks import Page, SigningSecret, SigningSecretRequest
 
 if TYPE_CHECKING:
@@ -57,8 +63,8 @@ class SigningSecretResource:
             secret=context.codec.encrypt_secret(secret),
             public_key=derive_public_key(secret),
         )
-        stored = await context.store.put_signing_secret(
-            record, expire_previous_ms=fields.expire_previous_ms
+        stored = await put_signing_secret(
+            context.store, record, expire_previous_ms=fields.expire_previous_ms
         )
         context.engine.signers.invalidate(tenant)
         if stored is None:
@@ -77,7 +83,7 @@ class SigningSecretResource:
     async def list_secrets(self, request: ApiRequest) -> ApiResponse:
         """List the signing secrets that have not expired, newest first, without their values."""
         request.parse_query(NoQuery)
-        records = await self._context.store.list_signing_secrets(request.tenant)
+        records = await list_signing_secrets(self._context.store, request.tenant)
         return json_response(200, Page(items=list(map(_view, records)), next_cursor=None))
 
     @Operation("DELETE", f"{_PATH}/{{secretId}}", "deleteSigningSecret", None, statuses=(204,))
@@ -85,8 +91,8 @@ class SigningSecretResource:
         """Delete a signing secret. It signs no more attempts."""
         request.parse_query(NoQuery)
         secret_id = request.path_parameter("secretId")
-        secrets = await self._context.store.list_signing_secrets(request.tenant)
-        exists = await self._context.store.delete_signing_secret(request.tenant, secret_id)
+        secrets = await list_signing_secrets(self._context.store, request.tenant)
+        exists = await delete_signing_secret(self._context.store, request.tenant, secret_id)
         self._context.engine.signers.invalidate(request.tenant)
         if not exists:
             raise problems.no_such("signing secret")

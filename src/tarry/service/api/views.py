@@ -16,8 +16,8 @@ from tarry.errors import ConfigurationError
 from tarry.service.delivery import Fault
 from tarry.service.delivery.targets import public_lane_name
 from tarry.service.encryption import DecryptionFailed
-from tarry.service.lane_activity import estimate_quantiles
 from tarry.service.model import LOST, Status, TaskContent
+from tarry.service.records.lane_activity import estimate_quantiles
 from tarry.service.redaction import (
     find_secrets,
     redact_bytes,

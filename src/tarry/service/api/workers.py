@@ -9,6 +9,7 @@ import msgspec
 from tarry.service.api import problems
 from tarry.service.api.messages import NoQuery, json_response
 from tarry.service.api.routing import Operation
+from tarry.service.records.workers import list_workers
 from tarry.wire.tasks import Page, WorkerInfo
 
 if TYPE_CHECKING:
@@ -30,6 +31,6 @@ class WorkerResource:
         if context.require_api_keys and request.tenant != context.operator_tenant:
             detail = "Only keys of the tenant that the setting `operator` names list processes."
             raise problems.OPERATOR_REQUIRED.error(detail)
-        workers = await context.store.list_workers()
+        workers = await list_workers(context.store)
         items = [msgspec.convert(worker, WorkerInfo, from_attributes=True) for worker in workers]
         return json_response(200, Page(items=items, next_cursor=None))

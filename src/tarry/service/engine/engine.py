@@ -26,8 +26,8 @@ from tarry.service.engine.scheduler import Scheduler
 from tarry.service.engine.series import SeriesRecorder
 from tarry.service.engine.worker import Worker
 from tarry.service.group_commit import AsyncGroupCommit, PartitionQueues
-from tarry.service.lane_activity import add_latencies
 from tarry.service.model import LaneActivity, Status
+from tarry.service.records.lane_activity import add_latencies, read_lane_activity, record_latencies
 from tarry.service.shutdown import cancel_and_wait, run_bounded
 from tarry.service.store import (
     AddStatus,
@@ -422,7 +422,7 @@ class Engine:
             lane.downstream = self._context.lanes.build_downstream(lane_name)
             self._reporter.report_transition(state_before, lane.breaker.state)
         self._reporter.metrics.take_latencies(lane_name)
-        await store.record_latencies({lane_name: {}})
+        await record_latencies(store, {lane_name: {}})
         await self.resume(lane_name, reason="An operator reset the downstream.")
 
     async def set_limits(self, lane_name: str, limits: DownstreamLimits | None) -> LaneWriteStatus:
@@ -442,7 +442,7 @@ class Engine:
 
     async def read_activity(self, lane_names: Sequence[str]) -> dict[str, LaneActivity]:
         """Return the activity of lanes, with latencies of this process that are not stored yet."""
-        found = await self._context.store.read_lane_activity(lane_names)
+        found = await read_lane_activity(self._context.store, lane_names)
         unstored = self._reporter.metrics.read_latencies(lane_names)
         now = self._context.clock.now_ms()
         for lane, counts in unstored.items():

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from tarry.errors import StoreUnavailable
 from tarry.service.engine.context import ADDING, DATA, STORE
+from tarry.service.records.workers import list_workers, record_worker, remove_worker
 
 if TYPE_CHECKING:
     from tarry.service.engine.context import EngineContext
@@ -92,7 +93,8 @@ class Heartbeat:
         """Record this process, and divide rate limits and turns among all processes."""
         context, worker = self._context, self._worker
         store = context.store
-        await store.record_worker(
+        await record_worker(
+            store,
             replace(
                 self._process,
                 running_attempts=worker.running_count,
@@ -102,12 +104,12 @@ class Heartbeat:
                     _MAX_REPORTED_WAITING_LANES, context.clock.now_ms()
                 ),
                 is_stopping=self._is_stopping,
-            )
+            ),
         )
         if not context.delivers:  # without claims, which synchronize the clock otherwise
             sent_at = context.clock.local_ms()
             context.clock.synchronize(sent_at, await store.ping())
-        workers = await store.list_workers()
+        workers = await list_workers(store)
         self.other_workers = [each for each in workers if each.name != self._process.name]
         context.lanes.set_waits_elsewhere(each.waiting_lanes for each in self.other_workers)
         self._compare_allowed_targets()
@@ -150,4 +152,4 @@ class Heartbeat:
     async def remove(self) -> None:
         """Remove this process from the store. If the store fails, the entry expires."""
         with suppress(StoreUnavailable):
-            await self._context.store.remove_worker(self._process.name)
+            await remove_worker(self._context.store, self._process.name)

@@ -18,6 +18,7 @@ import msgspec
 from tarry.errors import StoreUnavailable
 from tarry.service.engine.context import ADDING, BODY_STORE, STORE
 from tarry.service.payloads import BodyStoreUnavailable
+from tarry.service.records.lane_activity import record_latencies
 from tarry.service.task_search import search_of_replay
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ class Maintenance:
         async def store(lanes: list[str]) -> None:
             for names in _split(lanes, _MAX_LATENCIES_PER_CALL):
                 chunk = {lane: latencies[lane] for lane in names}
-                await self._context.store.record_latencies(chunk)
+                await record_latencies(self._context.store, chunk)
 
         await self._write_by_partition(latencies, store)
 

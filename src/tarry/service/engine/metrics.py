@@ -15,8 +15,12 @@ from math import ceil, log2
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from tarry.core.extras import require_extra
-from tarry.service.lane_activity import BUCKETS_PER_DOUBLING, MIN_DURATION_MS, latency_bucket
 from tarry.service.model import Status
+from tarry.service.records.lane_activity import (
+    BUCKETS_PER_DOUBLING,
+    MIN_DURATION_MS,
+    latency_bucket,
+)
 from tarry.service.tenant_shares import TenantShares
 from tarry.wire.tasks import WAIT_REASONS
 

@@ -26,6 +26,7 @@ from tarry.service.delivery.vendor_headers import QSTASH
 from tarry.service.engine.context import STORE, retry_until_stored
 from tarry.service.group_commit import AsyncGroupCommit, PartitionQueues
 from tarry.service.model import BreakerChangeRecord, Status, Task, TaskContent
+from tarry.service.records.lane_activity import record_breaker_change
 from tarry.service.shutdown import cancel_and_wait
 from tarry.service.store import FinishStatus, Release
 from tarry.wire.tasks import STATUS_NAMES, CallbackBody
@@ -381,7 +382,7 @@ class ResultWriter:
         # Not retried: the state of the lane is stored already, and the history only describes it.
         with suppress(StoreUnavailable):
             for change in changes:
-                await self._context.store.record_breaker_change(lane_name, change)
+                await record_breaker_change(self._context.store, lane_name, change)
 
     def park_waiting_lane(self, lane: LocalLane, pause_s: float, reason: str) -> None:
         """Park a lane for `pause_s`, because its target cannot be attempted for a local reason.

@@ -25,7 +25,13 @@ import msgspec
 from tarry.errors import StoreUnavailable
 from tarry.service.engine.context import STORE
 from tarry.service.model import Status
-from tarry.service.store import SERIES_RETENTION_MS, SeriesPoint
+from tarry.service.records.series import (
+    SERIES_RETENTION_MS,
+    SeriesPoint,
+    list_series,
+    record_series,
+)
+from tarry.service.records.workers import list_workers
 
 if TYPE_CHECKING:
     from tarry.service.engine.context import EngineContext
@@ -83,17 +89,18 @@ class SeriesRecorder:
                 at = self._interval_at
             sums.update(sample)
             if sums:
-                await self._context.store.record_series(
+                await record_series(
+                    self._context.store,
                     [
                         SeriesPoint(step_ms, at - at % step_ms, dict(sums))
                         for step_ms in SERIES_RETENTION_MS
-                    ]
+                    ],
                 )
 
     async def read(self, step_ms: int, since: int) -> list[SeriesPoint]:
         """Return the points of the store and what this process has not recorded yet."""
         async with self._lock:
-            points = await self._context.store.list_series(step_ms, since=since)
+            points = await list_series(self._context.store, step_ms, since=since)
             sums = self._unrecorded_sums()
             at = self._current_interval() if self._interval_at is None else self._interval_at
         at -= at % step_ms
@@ -120,7 +127,7 @@ class SeriesRecorder:
         It is not the leader of the store (`Store.try_lead`), which is a process whose metrics are
         read. If two processes make a sample, the averages are still right.
         """
-        workers = await self._context.store.list_workers()
+        workers = await list_workers(self._context.store)
         if workers and workers[0].name != self._context.process.name:
             return {}
         backlog = await self.read_backlog()

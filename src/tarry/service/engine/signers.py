@@ -9,6 +9,7 @@ import msgspec
 
 from tarry.errors import StoreUnavailable
 from tarry.service.delivery.signing import Signer
+from tarry.service.records.signing_secrets import list_signing_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,7 +98,7 @@ class SignerCache:
             return
         change_count = self._change_count
         try:
-            records = await self._store.list_signing_secrets(tenant)
+            records = await list_signing_secrets(self._store, tenant)
         except StoreUnavailable:
             if cached is not None:
                 cached.set_stale_at(now + _TTL_MS)

@@ -9,15 +9,11 @@ import msgspec
 
 from tarry.errors import ConfigurationError
 from tarry.service.model import (
-    ApiKeyRecord,
     AttemptRecord,
-    LaneActivity,
     LaneRecord,
     ReplayRecord,
-    SigningSecretRecord,
-    WorkerRecord,
 )
-from tarry.service.store import LaneExport, TransferMark
+from tarry.service.store import LaneExport
 from tarry.wire.tasks import DownstreamLimits
 
 if TYPE_CHECKING:
@@ -32,14 +28,6 @@ _match_id = re.compile(TASK_ID_PATTERN).fullmatch
 encode: Callable[[object], bytes] = msgspec.msgpack.Encoder().encode
 decode_attempt: Callable[[bytes], AttemptRecord] = msgspec.msgpack.Decoder(AttemptRecord).decode
 decode_replay: Callable[[bytes], ReplayRecord] = msgspec.msgpack.Decoder(ReplayRecord).decode
-decode_worker: Callable[[bytes], WorkerRecord] = msgspec.msgpack.Decoder(WorkerRecord).decode
-decode_api_key: Callable[[bytes], ApiKeyRecord] = msgspec.msgpack.Decoder(ApiKeyRecord).decode
-decode_signing_secret: Callable[[bytes], SigningSecretRecord] = msgspec.msgpack.Decoder(
-    SigningSecretRecord
-).decode
-decode_transfer_mark: Callable[[bytes], TransferMark] = msgspec.msgpack.Decoder(TransferMark).decode
-decode_sums: Callable[[bytes], dict[str, int]] = msgspec.msgpack.Decoder(dict[str, int]).decode
-decode_activity: Callable[[bytes], LaneActivity] = msgspec.msgpack.Decoder(LaneActivity).decode
 decode_limits: Callable[[str | bytes], DownstreamLimits] = msgspec.json.Decoder(
     DownstreamLimits
 ).decode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tarry.service.model import ReplayRecord, SigningSecretRecord, Status
+from tarry.service.records.signing_secrets import list_signing_secrets, put_signing_secret
 from tarry.service.store import AddStatus, Retention, StoredTaskFilter
 from tarry.wire.tasks import DownstreamLimits
 from tests.service.stores.harness import (
@@ -298,7 +299,7 @@ async def a_removed_lane_can_be_used_again(harness: StoreHarness) -> None:
     The signing secret of the lane still exists. Its retry budget starts again.
     """
     secret = SigningSecretRecord(tenant="acme", id="secret", lane=LANE, secret=b"")
-    await harness.store.put_signing_secret(secret, expire_previous_ms=0)
+    await put_signing_secret(harness.store, secret, expire_previous_ms=0)
     leased = await harness.lease_new_task(1, host="a")
     await harness.store.finish([success_result(leased)])
     harness.clock.advance(HOUR_MS)
@@ -312,7 +313,7 @@ async def a_removed_lane_can_be_used_again(harness: StoreHarness) -> None:
         found = await harness.get_task(number)
         assert f"acme/https:{host}.example:443" == found.lane
         assert 1 == (await harness.get_lane(found.lane)).in_flight
-    assert [LANE] == [found.lane for found in await harness.store.list_signing_secrets("acme")]
+    assert [LANE] == [found.lane for found in await list_signing_secrets(harness.store, "acme")]
     assert {LANE: 1.0} == await harness.store.add_to_budgets({LANE: 1.0})
 
 

@@ -16,6 +16,10 @@ from tarry.service.model import (
     Task,
     WorkerRecord,
 )
+from tarry.service.records.api_keys import put_api_key, revoke_api_key
+from tarry.service.records.signing_secrets import put_signing_secret
+from tarry.service.records.transfer_mark import TransferMark, get_transfer, set_transfer
+from tarry.service.records.workers import is_in_use, record_worker
 from tarry.service.store import (
     MAX_PAGE_BYTES,
     POLICY_RETENTION_MS,
@@ -27,7 +31,6 @@ from tarry.service.store import (
     RecordKind,
     Retention,
     Store,
-    TransferMark,
 )
 from tarry.wire.tasks import DownstreamLimits
 from tests.service.stores.comparison import snapshot
@@ -86,11 +89,11 @@ async def fill(harness: StoreHarness) -> None:
         harness.clock.advance(5)
     for name, role in (("a", "read"), ("b", "admin")):
         key = ApiKeyRecord(id=name, tenant="acme", digest=name.encode(), name="kéy", role=role)
-        await store.put_api_key(key)
-    await store.revoke_api_key("b")
+        await put_api_key(store, key)
+    await revoke_api_key(store, "b")
     for name in ("a", "b"):
         secret = SigningSecretRecord(tenant="acme", id=name, secret=b"\xc1secret", lane=LANE)
-        await store.put_signing_secret(secret, expire_previous_ms=DAY_MS)
+        await put_signing_secret(store, secret, expire_previous_ms=DAY_MS)
     await _add_tasks(harness)
     assert PolicyWriteStatus.DELETED == await store.delete_policy("beta", "q")
     await store.park(PARKED_LANE, START_MS + HOUR_MS, probes=3, consecutive_opens=2)
@@ -357,22 +360,22 @@ async def a_page_of_records_is_bounded_by_its_size(harness: StoreHarness) -> Non
 @conformance_case
 async def the_mark_of_a_transfer_is_stored(harness: StoreHarness) -> None:
     """The mark survives a crash, is replaced by another one, and can be removed."""
-    assert None is await harness.store.get_transfer()
+    assert None is await get_transfer(harness.store)
     for mark in (MARK, replace(MARK, kind=RecordKind.TASK, cursor="[7]", is_complete=True)):
-        await harness.store.set_transfer(mark)
+        await set_transfer(harness.store, mark)
         await harness.reopen()
-        assert mark == await harness.store.get_transfer()
+        assert mark == await get_transfer(harness.store)
     for _ in range(2):
-        await harness.store.set_transfer(None)
-        assert None is await harness.store.get_transfer()
+        await set_transfer(harness.store, None)
+        assert None is await get_transfer(harness.store)
 
 
 @conformance_case
 async def another_process_that_uses_the_store_is_noticed(harness: StoreHarness) -> None:
     """A store is in use while another process has registered itself."""
-    assert not await harness.store.is_in_use()
+    assert not await is_in_use(harness.store)
     first = harness.store
     await harness.reopen()
-    await first.record_worker(WorkerRecord(name="host-1-a", host="host", pid=1))
+    await record_worker(first, WorkerRecord(name="host-1-a", host="host", pid=1))
 
-    assert await harness.store.is_in_use()
+    assert await is_in_use(harness.store)

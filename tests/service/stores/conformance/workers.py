@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable
 from msgspec.structs import replace
 
 from tarry.service.model import LaneWait, WorkerRecord
-from tarry.service.store import (
+from tarry.service.records.workers import (
     MAX_LISTED_WORKERS,
     WORKER_EXPIRY_MS,
-    ConfiguredLimits,
-    NewTask,
-    Release,
-    Retention,
+    list_workers,
+    record_worker,
+    remove_worker,
 )
+from tarry.service.store import ConfiguredLimits, NewTask, Release, Retention
 from tests.service.stores.harness import (
     DAY_MS,
     HOUR_MS,
@@ -53,50 +53,50 @@ OTHER_WORKER = WorkerRecord(name="höst-2-b", host="höst", pid=2, role="api")
 @conformance_case
 async def workers_are_listed_by_name(harness: StoreHarness) -> None:
     """A heartbeat is listed with the store's time until the process is removed."""
-    assert [] == await harness.store.list_workers()
-    await harness.store.record_worker(OTHER_WORKER)
+    assert [] == await list_workers(harness.store)
+    await record_worker(harness.store, OTHER_WORKER)
     harness.clock.advance(5)
-    await harness.store.record_worker(replace(WORKER, seen_at=START_MS + DAY_MS))
+    await record_worker(harness.store, replace(WORKER, seen_at=START_MS + DAY_MS))
     await harness.reopen()
 
     expected = [replace(WORKER, seen_at=START_MS + 5), replace(OTHER_WORKER, seen_at=START_MS)]
-    assert expected == await harness.store.list_workers()
+    assert expected == await list_workers(harness.store)
     for _ in range(2):
-        await harness.store.remove_worker(OTHER_WORKER.name)
-        await harness.store.remove_worker("unknown")
-    assert expected[:1] == await harness.store.list_workers()
+        await remove_worker(harness.store, OTHER_WORKER.name)
+        await remove_worker(harness.store, "unknown")
+    assert expected[:1] == await list_workers(harness.store)
 
 
 @conformance_case
 async def a_heartbeat_replaces_the_last_one(harness: StoreHarness) -> None:
     """Of each process, only the last heartbeat is listed; changing the result changes nothing."""
-    await harness.store.record_worker(WORKER)
+    await record_worker(harness.store, WORKER)
     harness.clock.advance(WORKER_EXPIRY_MS - 1)
-    await harness.store.record_worker(replace(WORKER, running_attempts=9, leased_tasks=10))
-    [listed] = await harness.store.list_workers()
+    await record_worker(harness.store, replace(WORKER, running_attempts=9, leased_tasks=10))
+    [listed] = await list_workers(harness.store)
     assert (9, 10, harness.clock.now) == (
         listed.running_attempts,
         listed.leased_tasks,
         listed.seen_at,
     )
     listed.pid = 99
-    assert [WORKER.pid] == [worker.pid for worker in await harness.store.list_workers()]
+    assert [WORKER.pid] == [worker.pid for worker in await list_workers(harness.store)]
 
 
 @conformance_case
 async def a_silent_worker_is_not_listed(harness: StoreHarness) -> None:
     """A process without a recent heartbeat is left out; after a sweep it can be recorded again."""
-    await harness.store.record_worker(WORKER)
+    await record_worker(harness.store, WORKER)
     harness.clock.advance(WORKER_EXPIRY_MS - 1)
-    await harness.store.record_worker(OTHER_WORKER)
-    assert 2 == len(await harness.store.list_workers())
+    await record_worker(harness.store, OTHER_WORKER)
+    assert 2 == len(await list_workers(harness.store))
     harness.clock.advance(1)
     for _ in range(2):
-        names = [worker.name for worker in await harness.store.list_workers()]
+        names = [worker.name for worker in await list_workers(harness.store)]
         assert [OTHER_WORKER.name] == names
         await harness.store.sweep(Retention(DAY_MS, DAY_MS), 10)
-    await harness.store.record_worker(WORKER)
-    assert 2 == len(await harness.store.list_workers())
+    await record_worker(harness.store, WORKER)
+    assert 2 == len(await list_workers(harness.store))
 
 
 @conformance_case
@@ -104,10 +104,10 @@ async def the_list_of_workers_is_bounded(harness: StoreHarness) -> None:
     """At most `MAX_LISTED_WORKERS` processes are returned, the first by name."""
     names = [f"worker {number:05}" for number in range(MAX_LISTED_WORKERS + 2)]
     await asyncio.gather(
-        *(harness.store.record_worker(replace(WORKER, name=name)) for name in names)
+        *(record_worker(harness.store, replace(WORKER, name=name)) for name in names)
     )
 
-    listed = await harness.store.list_workers()
+    listed = await list_workers(harness.store)
     assert names[:MAX_LISTED_WORKERS] == [worker.name for worker in listed]
 
 
@@ -122,14 +122,14 @@ async def processes_that_lease_tasks_share_the_limits(harness: StoreHarness) -> 
 
     assert 1 == await process_count()
     first = harness.store
-    await first.record_worker(replace(WORKER, name="api", role="api"))
-    await first.record_worker(replace(WORKER, name=LEASE.worker))
+    await record_worker(first, replace(WORKER, name="api", role="api"))
+    await record_worker(first, replace(WORKER, name=LEASE.worker))
     await harness.add(task(1))
     await harness.claim(LEASE)
     assert 1 == await process_count()
     if await harness.reopen() is first:  # data in memory has one store
         return
-    await harness.store.record_worker(replace(WORKER, name=OTHER_LEASE.worker, role="all"))
+    await record_worker(harness.store, replace(WORKER, name=OTHER_LEASE.worker, role="all"))
     await harness.add(task(2))
     await harness.claim(OTHER_LEASE)
     assert 2 == await process_count()
@@ -193,7 +193,7 @@ async def cancelled_calls_raise(harness: StoreHarness) -> None:
     store = harness.store
     calls: list[Callable[[], Awaitable[object]]] = [
         store.ping,
-        store.list_workers,
+        lambda: list_workers(store),
         lambda: store.sweep(Retention(DAY_MS, DAY_MS), 10),
     ]
     for call in calls:

@@ -32,7 +32,7 @@ class FakeConnection:
         if partition in self.hanging:
             await asyncio.sleep(REPLY_TIMEOUT_S)
             raise StoreUnavailable("no reply in time")
-        limit = min(arguments[4], 100)
+        limit = min(arguments[3], 100)
         if limit:
             self.swept.append((partition, limit))
         return [limit, 1, []]

@@ -11,7 +11,7 @@ from tarry.service.stores.redis.scripts import load_script
 
 SHARED = {
     *("audit", "context", "identity", "lookup", "lost_tasks", "rebuild", "records", "replays"),
-    *("rotation", "schema", "secrets", "tasks"),
+    *("rotation", "schema", "keyed", "tasks"),
 }
 NAMES = sorted(
     path.name.removesuffix(".lua")

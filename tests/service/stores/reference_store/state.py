@@ -11,23 +11,19 @@ import msgspec
 
 from tarry.service.model import (
     LOST,
-    ApiKeyRecord,
     AttemptRecord,
-    LaneActivity,
     LaneRecord,
     PolicyVersion,
     ReplayRecord,
-    SigningSecretRecord,
     Status,
     Task,
-    WorkerRecord,
 )
 from tarry.service.store import (
     POLICY_RETENTION_MS,
     ConfiguredLimits,
     LaneLimits,
     LeaseTerms,
-    TransferMark,
+    StoredRecord,
 )
 
 MINUTE_MS = 60_000
@@ -298,17 +294,10 @@ class ReferenceState:
         self.replays: dict[str, ReplayRecord] = {}
         self.replayed_ids: dict[str, set[str]] = {}
         """For each replay: ids of replayed tasks that were not counted as finished yet."""
-        self.keys: dict[str, ApiKeyRecord] = {}
-        self.signing_secrets: dict[tuple[str, str], SigningSecretRecord] = {}
-        self.digests: dict[bytes, str] = {}
-        self.workers: dict[str, WorkerRecord] = {}
-        self.series: dict[tuple[int, int], Counter[str]] = defaultdict(Counter)
-        """By length and start of the interval."""
-        self.activity: dict[str, LaneActivity] = {}
-        """By name of the lane."""
+        self.records: dict[tuple[str, str, str], StoredRecord] = {}
+        """By owner, kind and key."""
         self.listeners: dict[object, Callable[[], None]] = {}
         """Callbacks of `listen`, by store."""
-        self.transfer: TransferMark | None = None
         self.leader: object | None = None
         """The store that leads."""
         self._last_number = 0
@@ -329,6 +318,10 @@ class ReferenceState:
             self.queues[lane] = Queue(LaneRecord(name=lane, tenant=tenant), self.rows)
         return self.queues[lane]
 
+    def may_own_records(self, owner: str) -> bool:
+        """Return whether an owner is not a lane that does not exist."""
+        return "/" not in owner or owner in self.queues
+
     def remove_unused_lanes(self, now: int) -> None:
         """Remove lanes without tasks or limits that are neither paused nor parked."""
         for name, queue in list(self.queues.items()):
@@ -346,7 +339,8 @@ class ReferenceState:
             del self.queues[name]
             self.lane_limits.pop(name, None)
             self.budgets.pop(name, None)
-            self.activity.pop(name, None)
+            for address in [each for each in self.records if each[0] == name]:
+                del self.records[address]
 
     def remove_unused_policies(self, now: int) -> None:
         """Remove replaced versions, and the last numbers of deleted policies, without tasks."""

@@ -6,8 +6,6 @@ import asyncio
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from copy import deepcopy
-from functools import partial
 from heapq import heappop, heappush
 from typing import Any, TypeVar
 
@@ -15,29 +13,20 @@ import msgspec
 
 from tarry.errors import ConfigurationError
 from tarry.runtime.effects import effects
-from tarry.service.lane_activity import add_change, add_latencies
 from tarry.service.model import (
-    ApiKeyRecord,
     AttemptRecord,
-    BreakerChangeRecord,
-    LaneActivity,
     LaneRecord,
     PolicyVersion,
     ReplayRecord,
-    SigningSecretRecord,
     Status,
     Task,
-    WorkerRecord,
 )
 from tarry.service.store import (
     MAX_BUSIEST_LANES,
-    MAX_LANE_SIGNING_SECRETS,
-    MAX_LISTED_WORKERS,
+    MAX_LISTED_RECORDS,
     MAX_PAGE_BYTES,
-    MAX_SIGNING_SECRETS,
+    PROCESS_KIND,
     REPLAY_QUOTA_PAUSE_MS,
-    SERIES_RETENTION_MS,
-    WORKER_EXPIRY_MS,
     AddResult,
     AddStatus,
     AttemptsOfMinute,
@@ -52,16 +41,17 @@ from tarry.service.store import (
     LeaseTerms,
     NewTask,
     PolicyWriteStatus,
+    RecordAddress,
+    RecordChange,
     RecordKind,
     RecordPage,
     Release,
     Retention,
     RetryNowStatus,
-    SeriesPoint,
+    StoredRecord,
     StoredTaskFilter,
     SweepResult,
     TaskResult,
-    TransferMark,
     decay_budget,
     next_replay_count_at,
     next_replay_step_at,
@@ -390,29 +380,6 @@ class ReferenceStore:
             if each.lane in self.state.queues:
                 self.state.lane_limits[each.lane] = each
 
-    async def record_breaker_change(self, lane: str, change: BreakerChangeRecord) -> None:
-        """Add a change of the breaker of a lane that exists."""
-        self._change_activity(lane, lambda activity: add_change(activity, change))
-
-    async def record_latencies(self, counts_by_lane: dict[str, dict[str, int]]) -> None:
-        """Add to the current latency windows of lanes that exist."""
-        for lane, counts in counts_by_lane.items():
-            add = partial(add_latencies, counts=counts, now=self._clock())
-            self._change_activity(lane, add)
-
-    def _change_activity(self, lane: str, change: Callable[[LaneActivity], LaneActivity]) -> None:
-        if lane in self.state.queues:
-            self.state.activity[lane] = change(self.state.activity.get(lane, LaneActivity()))
-
-    async def read_lane_activity(self, lanes: Sequence[str]) -> dict[str, LaneActivity]:
-        """Return the activity of lanes that have any."""
-        found = {lane: self.state.activity.get(lane, LaneActivity()) for lane in lanes}
-        return {
-            lane: deepcopy(activity)
-            for lane, activity in found.items()
-            if activity != LaneActivity()
-        }
-
     async def list_lane_limits(self, limit: int, partition: int | None = None) -> list[LaneLimits]:
         """Return the limits of lanes whose rate is limited, last used lanes first."""
         limited = [each for each in self.state.lane_limits.values() if each.rate is not None]
@@ -452,7 +419,7 @@ class ReferenceStore:
 
     async def load_limits(self, known: ConfiguredLimits) -> ConfiguredLimits | None:
         """Return the limits and pauses, unless they are known."""
-        working = [worker for worker in await self.list_workers() if worker.role != "api"]
+        _, working = await self.list_records("", PROCESS_KIND)
         limits = msgspec.structs.replace(
             self.state.limits,
             process_count=max(1, len(working)),
@@ -782,82 +749,9 @@ class ReferenceStore:
 
     # --- API keys ---------------------------------------------------------------------------------
 
-    async def put_api_key(self, key: ApiKeyRecord) -> None:
-        """Store an API key, unless its id exists."""
-        if key.id not in self.state.keys:
-            new = msgspec.structs.replace(key, created_at=self._clock(), revoked_at=None)
-            self.state.keys[key.id] = new
-            self.state.digests[key.digest] = key.id
-
-    async def find_api_key(self, digest: bytes) -> ApiKeyRecord | None:
-        """Return the key with a digest, also if it is revoked."""
-        key_id = self.state.digests.get(digest)
-        return None if key_id is None else copy(self.state.keys[key_id])
-
-    async def list_api_keys(self, tenant: str | None = None) -> list[ApiKeyRecord]:
-        """List the keys of a tenant, or of all tenants."""
-        keys = [copy(key) for key in self.state.keys.values() if tenant in {None, key.tenant}]
-        return keys[:MAX_LISTED_KEYS]
-
-    async def revoke_api_key(self, key_id: str) -> bool:
-        """Revoke a key; return False if it does not exist."""
-        key = self.state.keys.get(key_id)
-        if key is not None and key.revoked_at is None:
-            key.revoked_at = self._clock()
-        return key is not None
-
     # --- signing secrets --------------------------------------------------------------------------
 
-    async def put_signing_secret(
-        self, secret: SigningSecretRecord, *, expire_previous_ms: int
-    ) -> SigningSecretRecord | None:
-        """Store a secret and let the others of its lane expire, unless there are too many."""
-        others = await self.list_signing_secrets(secret.tenant)
-        if same := [other for other in others if other.id == secret.id]:
-            return same[0]
-        lane_count = sum(other.lane == secret.lane for other in others)
-        if len(others) >= MAX_SIGNING_SECRETS or lane_count >= MAX_LANE_SIGNING_SECRETS:
-            return None
-        expires_at = self._clock() + expire_previous_ms
-        for other in self.state.signing_secrets.values():
-            if (other.tenant, other.lane) == (secret.tenant, secret.lane):
-                other.expires_at = min(other.expires_at or expires_at, expires_at)
-        new = msgspec.structs.replace(secret, created_at=self._clock(), expires_at=None)
-        self.state.signing_secrets[new.tenant, new.id] = new
-        return copy(new)
-
-    async def list_signing_secrets(self, tenant: str) -> list[SigningSecretRecord]:
-        """List the secrets of a tenant that have not expired, by id, descending."""
-        now = self._clock()
-        return [
-            copy(secret)
-            for _, secret in sorted(self.state.signing_secrets.items(), reverse=True)
-            if secret.tenant == tenant and (secret.expires_at is None or secret.expires_at > now)
-        ]
-
-    async def delete_signing_secret(self, tenant: str, secret_id: str) -> bool:
-        """Delete a secret; return False if it does not exist."""
-        return self.state.signing_secrets.pop((tenant, secret_id), None) is not None
-
     # --- counters ---------------------------------------------------------------------------------
-
-    async def record_worker(self, worker: WorkerRecord) -> None:
-        """Store a heartbeat."""
-        new = msgspec.structs.replace(worker, seen_at=self._clock())
-        self.state.workers[worker.name] = new
-
-    async def list_workers(self) -> list[WorkerRecord]:
-        """Return the processes with a recent heartbeat, by name."""
-        workers = sorted(self.state.workers.values(), key=lambda worker: worker.name)
-        recent = [copy(worker) for worker in workers if not self._is_expired(worker)]
-        return recent[:MAX_LISTED_WORKERS]
-
-    async def remove_worker(self, name: str) -> None:
-        """Remove a process."""
-        self.state.workers.pop(name, None)
-
-    def _is_expired(self, worker: WorkerRecord) -> bool:
-        return worker.seen_at <= self._clock() - WORKER_EXPIRY_MS
 
     def listen(self, callback: Callable[[], None]) -> None:
         """Call `callback` when another store over the same state has made tasks claimable."""
@@ -915,21 +809,6 @@ class ReferenceStore:
                     total.setdefault(minute, Counter()).update(outcomes)
         return [AttemptsOfMinute(minute, dict(total[minute])) for minute in sorted(total)]
 
-    async def record_series(self, points: Sequence[SeriesPoint]) -> None:
-        """Add sums to points."""
-        for point in points:
-            self.state.series[point.step_ms, point.at].update(point.sums)
-
-    async def list_series(self, step_ms: int, *, since: int) -> list[SeriesPoint]:
-        """Return the points of an interval length, sorted by time."""
-        now = self._clock()
-        first = max(since - since % step_ms, now - SERIES_RETENTION_MS[step_ms])
-        return [
-            SeriesPoint(step_ms, at, dict(sums))
-            for (step, at), sums in sorted(self.state.series.items())
-            if step == step_ms and first <= at <= now
-        ]
-
     def _select_tenants(self, tenant: str | None) -> list[Tenant]:
         return [owner for owner in self.state.tenants.values() if tenant in {None, owner.name}]
 
@@ -959,15 +838,9 @@ class ReferenceStore:
         for entry in skipped_entries:
             heappush(self.state.finished[True], entry)
         self._delete_replays(now - retention.exhausted_ms)
-        for worker in tuple(self.state.workers.values()):
-            if self._is_expired(worker):
-                del self.state.workers[worker.name]
-        for step_ms, at in tuple(self.state.series):
-            if at < now - SERIES_RETENTION_MS[step_ms]:
-                del self.state.series[step_ms, at]
-        for key, secret in tuple(self.state.signing_secrets.items()):
-            if secret.expires_at is not None and secret.expires_at <= now:
-                del self.state.signing_secrets[key]
+        for address, record in tuple(self.state.records.items()):
+            if self._is_expired(record):
+                del self.state.records[address]
         self.state.remove_unused_lanes(now)
         self.state.remove_unused_policies(now)
         return SweepResult(deleted, has_more)
@@ -1015,17 +888,60 @@ class ReferenceStore:
         for record in records:
             transfer.import_record(self.state, kind, record, self._clock())
 
-    async def get_transfer(self) -> TransferMark | None:
-        """Return the mark."""
-        return self.state.transfer
+    async def has_other_processes(self) -> bool | None:
+        """Return None: heartbeats show whether a process is registered."""
+        return None
 
-    async def set_transfer(self, mark: TransferMark | None) -> None:
-        """Set or remove the mark."""
-        self.state.transfer = mark
+    # --- records ----------------------------------------------------------------------------------
 
-    async def is_in_use(self) -> bool:
-        """Return whether a process is registered."""
-        return bool(await self.list_workers())
+    def _is_expired(self, record: StoredRecord) -> bool:
+        return record.expires_at is not None and record.expires_at <= self._clock()
+
+    def _find_record(self, address: tuple[str, str, str]) -> StoredRecord | None:
+        record = self.state.records.get(address)
+        return None if record is None or self._is_expired(record) else record
+
+    async def read_records(
+        self, addresses: Sequence[RecordAddress]
+    ) -> tuple[int, list[StoredRecord | None]]:
+        """Return the time and the records."""
+        return self._clock(), [
+            self._find_record((address.owner, address.kind, address.key)) for address in addresses
+        ]
+
+    async def list_records(
+        self, owner: str, kind: str, *, after: str = "", limit: int = MAX_LISTED_RECORDS
+    ) -> tuple[int, list[StoredRecord]]:
+        """Return the time and the first records after a key."""
+        found = [
+            record
+            for address, record in sorted(self.state.records.items())
+            if address[:2] == (owner, kind) and record.key > after and not self._is_expired(record)
+        ]
+        page: list[StoredRecord] = []
+        for record in found[:limit]:
+            page.append(record)
+            if sum(len(each.value) for each in page) >= MAX_PAGE_BYTES:
+                break
+        return self._clock(), page
+
+    async def write_records(self, changes: Sequence[RecordChange]) -> bool:
+        """Apply the changes, unless one conflicts."""
+        now = self._clock()
+        for change in changes:
+            record = self._find_record((change.owner, change.kind, change.key))
+            value = None if record is None else record.value
+            if value != change.expected and not change.is_unconditional:
+                return False
+        for change in changes:
+            address = (change.owner, change.kind, change.key)
+            if change.value is None:
+                self.state.records.pop(address, None)
+            elif self.state.may_own_records(change.owner):
+                lifetime_ms = change.lifetime_ms
+                expires_at = None if lifetime_ms is None else now + lifetime_ms
+                self.state.records[address] = StoredRecord(*address, change.value, now, expires_at)
+        return True
 
     async def forget_orphaned_bodies(self, refs: Sequence[str]) -> None:
         """Remove bodies that were deleted from the list of orphaned bodies."""

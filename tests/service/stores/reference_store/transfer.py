@@ -48,11 +48,10 @@ EXPORTS: dict[RecordKind, Callable[[ReferenceState], list[Any]]] = {
         for policy_id, version in owner.policy_versions.items()
         if policy_id not in owner.policies and version
     ],
-    RecordKind.API_KEY: lambda state: [replace(key) for key in state.keys.values()],
-    RecordKind.SIGNING_SECRET: lambda state: [
-        replace(secret) for secret in state.signing_secrets.values()
-    ],
     RecordKind.LANE: lambda state: [_lane_state(state, name) for name in state.queues],
+    RecordKind.RECORD: lambda state: [
+        record for _, record in sorted(state.records.items()) if record.expires_at is None
+    ],
     RecordKind.TASK: lambda state: [replace(row.task) for row in _sorted_rows(state)],
     RecordKind.ATTEMPT: lambda state: [
         TaskAttempt(row.task.tenant, row.task.id, msgspec.msgpack.decode(entry, type=AttemptRecord))
@@ -79,11 +78,9 @@ def import_record(state: ReferenceState, kind: RecordKind, record: Any, now: int
             _import_policy(state, record)
         case RecordKind.DELETED_POLICY:
             state.tenant(record.tenant).policy_versions[record.id] = record.last_version
-        case RecordKind.API_KEY:
-            state.keys.setdefault(record.id, replace(record))
-            state.digests.setdefault(record.digest, record.id)
-        case RecordKind.SIGNING_SECRET:
-            state.signing_secrets.setdefault((record.tenant, record.id), replace(record))
+        case RecordKind.RECORD:
+            if state.may_own_records(record.owner):
+                state.records.setdefault((record.owner, record.kind, record.key), record)
         case RecordKind.LANE:
             _import_lane(state, record, now)
         case RecordKind.TASK:

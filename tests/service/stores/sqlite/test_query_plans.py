@@ -6,13 +6,17 @@ import re
 from pathlib import Path
 
 from tarry.service.model import PolicyVersion, ReplayRecord, SigningSecretRecord, Status
+from tarry.service.records.api_keys import find_api_key
+from tarry.service.records.lane_activity import read_lane_activity, record_latencies
+from tarry.service.records.series import SeriesPoint, list_series, record_series
+from tarry.service.records.signing_secrets import delete_signing_secret, put_signing_secret
+from tarry.service.records.workers import list_workers
 from tarry.service.store import (
     ConfiguredLimits,
     LaneLimits,
     NewTask,
     Release,
     Retention,
-    SeriesPoint,
     StoredTaskFilter,
 )
 from tarry.service.stores.sqlite import SqliteTaskStore
@@ -149,18 +153,18 @@ async def test_no_statement_scans_a_table(tmp_path: Path) -> None:
 
 
 async def _use_keys_and_secrets(store: SqliteTaskStore) -> None:
-    await store.find_api_key(b"digest")
+    await find_api_key(store, b"digest")
     secret = SigningSecretRecord(tenant="acme", id="s", secret=b"")
-    await store.put_signing_secret(secret, expire_previous_ms=0)
-    await store.delete_signing_secret("acme", "s")
+    await put_signing_secret(store, secret, expire_previous_ms=0)
+    await delete_signing_secret(store, "acme", "s")
 
 
 async def _use_workers_and_series(store: SqliteTaskStore) -> None:
-    await store.list_workers()
-    await store.record_series([SeriesPoint(10_000, 0, {"a": 1})])
-    await store.list_series(10_000, since=0)
-    await store.record_latencies({"acme/https:a.example:443": {"1": 1}})
-    await store.read_lane_activity(["acme/https:a.example:443"])
+    await list_workers(store)
+    await record_series(store, [SeriesPoint(10_000, 0, {"a": 1})])
+    await list_series(store, 10_000, since=0)
+    await record_latencies(store, {"acme/https:a.example:443": {"1": 1}})
+    await read_lane_activity(store, ["acme/https:a.example:443"])
 
 
 def _scans_or_sorts(step: str, statement: str) -> bool:

@@ -16,6 +16,7 @@ from tarry.service.model import (
     Status,
     WorkerRecord,
 )
+from tarry.service.records.workers import list_workers, record_worker
 from tarry.service.store import (
     NewTask,
     Retention,
@@ -81,7 +82,7 @@ def test_an_older_process_continues_after_an_upgrade(
     async def main(store: SqliteTaskStore) -> None:
         await store.counters()  # opens the second connection
         columns = (
-            "ALTER TABLE heartbeat ADD COLUMN added INTEGER;"
+            "ALTER TABLE record ADD COLUMN added INTEGER;"
             "ALTER TABLE lane ADD COLUMN added INTEGER;"
             "ALTER TABLE state ADD COLUMN added INTEGER NOT NULL DEFAULT 7;"
             "ALTER TABLE task ADD COLUMN added INTEGER NOT NULL DEFAULT 7"
@@ -91,8 +92,8 @@ def test_an_older_process_continues_after_an_upgrade(
         await store.add([NewTask(task(1))])
         [leased] = (await store.claim(LEASE, limit=1, per_lane=1)).tasks
         await store.finish([success_result(leased)])
-        await store.record_worker(WorkerRecord(name="worker", host="host", pid=1))
-        assert 1 == len(await store.list_workers())
+        await record_worker(store, WorkerRecord(name="worker", host="host", pid=1))
+        assert 1 == len(await list_workers(store))
         await store.sweep(Retention(DAY_MS, DAY_MS), 10)
         found = await store.get_task("acme", leased.id)
         assert found is not None

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tarry.service.records.workers import is_in_use
 from tarry.service.store import RecordKind
 from tarry.service.stores.sqlite import SqliteTaskStore, transfer
 from tests.service.stores.conformance import transfer as transfer_cases
@@ -27,9 +28,9 @@ async def test_a_dead_process_does_not_use_the_store(tmp_path: Path) -> None:
     first, second = SqliteTaskStore(path, clock=ManualClock()), SqliteTaskStore(path)
     await first.open()
     await second.open()
-    assert await first.is_in_use()
+    assert await is_in_use(first)
     await second.close()
-    assert not await first.is_in_use()
+    assert not await is_in_use(first)
     await first.close()
 
 

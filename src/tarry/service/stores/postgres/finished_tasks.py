@@ -10,19 +10,18 @@ from tarry.service.model import Status
 from tarry.service.store import (
     POLICY_RETENTION_MS,
     REPLAY_QUOTA_PAUSE_MS,
-    WORKER_EXPIRY_MS,
     SweepResult,
     next_replay_count_at,
     next_replay_step_at,
 )
 from tarry.service.stores.postgres.constants import CANCELLED, EXHAUSTED, SUCCEEDED
+from tarry.service.stores.postgres.records import remove_expired_records
 from tarry.service.stores.postgres.rows import (
     decode_text,
     encode_optional,
     encode_text,
     encode_texts,
 )
-from tarry.service.stores.postgres.series import remove_old_points
 from tarry.service.stores.records import decode_replay, encode, is_task_id
 
 if TYPE_CHECKING:
@@ -334,9 +333,7 @@ async def sweep(
 
     removed, has_more = await database.transact(delete_old_tasks)
     fetch = database.fetch
-    await fetch("DELETE FROM tarry.signing_secret WHERE expires_at <= $1", time)
-    await fetch("DELETE FROM tarry.worker WHERE seen_at <= $1", time - WORKER_EXPIRY_MS)
-    await remove_old_points(database, time)
+    await remove_expired_records(database, time)
     counts = len(await fetch(_DELETE_OLD_COUNTS, time - _DAY_MS, limit))
     replays = len(await fetch(_DELETE_OLD_REPLAYS, time - retention.exhausted_ms, limit))
     lanes = await database.fetch_value(_DELETE_UNUSED_LANES, time, limit)

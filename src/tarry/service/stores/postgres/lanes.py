@@ -9,7 +9,7 @@ import msgspec
 from tarry.service.model import LaneRecord
 from tarry.service.store import (
     BUDGET_DECAY_MS,
-    WORKER_EXPIRY_MS,
+    PROCESS_KIND,
     ConfiguredLimits,
     LaneLimits,
     LaneWriteStatus,
@@ -66,7 +66,8 @@ SELECT count(*) FROM tarry.lane WHERE limits IS NOT NULL AND name <> $2
 _LOCK_LIMITS = "SELECT 1 FROM tarry.meta WHERE name = 'limits_version' FOR UPDATE"
 _LIMITS_VERSION = """
 SELECT (SELECT value FROM tarry.meta WHERE name = 'limits_version'),
-    (SELECT count(*) FROM tarry.worker WHERE seen_at > tarry.now_1($1) - $2 AND is_claiming)
+    (SELECT count(*) FROM tarry.record
+        WHERE owner = '' AND kind = $2 AND expires_at > tarry.now_1($1))
 """
 _CONFIGURED_LIMITS = """
 SELECT name, limits, paused FROM tarry.lane WHERE limits IS NOT NULL
@@ -178,7 +179,7 @@ async def load_limits(
     database: Database, known: ConfiguredLimits, now: int | None
 ) -> ConfiguredLimits | None:
     """Return the limits and pauses of lanes; None if nothing has changed since `known`."""
-    version, count = await database.fetch_row(_LIMITS_VERSION, now, WORKER_EXPIRY_MS)
+    version, count = await database.fetch_row(_LIMITS_VERSION, now, PROCESS_KIND)
     process_count = max(1, count)
     if (version, process_count) == (known.version, known.process_count):
         return None

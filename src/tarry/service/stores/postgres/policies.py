@@ -1,4 +1,4 @@
-"""Policies with their versions, API keys and signing secrets."""
+"""Policies with their versions."""
 
 from __future__ import annotations
 
@@ -6,22 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace as copy_with
 
-from tarry.service.model import ApiKeyRecord, PolicyVersion, SigningSecretRecord
-from tarry.service.store import (
-    MAX_LANE_SIGNING_SECRETS,
-    MAX_PAGE_BYTES,
-    MAX_SIGNING_SECRETS,
-    PolicyWriteStatus,
-    RecordPage,
-)
-from tarry.service.stores.postgres.rows import decode_row, encode_optional, encode_text
+from tarry.service.model import PolicyVersion
+from tarry.service.store import MAX_PAGE_BYTES, PolicyWriteStatus, RecordPage
+from tarry.service.stores.postgres.rows import decode_row, encode_text
 
 if TYPE_CHECKING:
     from tarry.service.stores.postgres.database import Database, Transaction
 
-_MAX_LISTED_API_KEYS = 1000
-_POLICY_LOCK, _SECRET_LOCK = 0x7461_0004, 0x7461_0005
-"""Classes of advisory locks. Policies and secrets of a tenant are changed one after the other."""
+_POLICY_LOCK = 0x7461_0004
+"""The class of advisory locks with which policies of a tenant are changed one after the other."""
 _LOCK = "SELECT pg_advisory_xact_lock($1, hashtext($2))"
 _TENANT_ID = "SELECT (tarry.tenants_1(ARRAY[$1::text]))[1], tarry.now_1($2)"
 # The columns are in the order of the fields of the records.
@@ -60,28 +53,6 @@ UPDATE tarry.policy SET replaced_at = $1 WHERE tenant = $2 AND id = $3 AND versi
 _DELETE_IF_UNUSED = """
 UPDATE tarry.policy_use SET deleted_version = $3
 WHERE tenant = $1 AND policy = $2 AND live_tasks <= 0 RETURNING id
-"""
-_SELECT_API_KEY = "SELECT id, tenant, digest, name, created_at, revoked_at, role FROM tarry.api_key"
-_INSERT_API_KEY = """
-INSERT INTO tarry.api_key VALUES ($1, $2, $3, $4, tarry.now_1($5), NULL, $6)
-ON CONFLICT (id) DO NOTHING
-"""
-_REVOKE_API_KEY = """
-UPDATE tarry.api_key SET revoked_at = coalesce(revoked_at, tarry.now_1($2))
-WHERE id = $1 RETURNING 1
-"""
-_LIST_SECRETS = """
-SELECT tenant, id, lane, secret, public_key, created_at, expires_at FROM tarry.signing_secret
-WHERE tenant = $1 AND (expires_at IS NULL OR expires_at > tarry.now_1($2)) ORDER BY id DESC
-"""
-_EXPIRE_SECRETS = """
-UPDATE tarry.signing_secret SET expires_at = $1
-WHERE tenant = $2 AND lane IS NOT DISTINCT FROM $3 AND (expires_at IS NULL OR expires_at > $1)
-"""
-_UPSERT_SIGNING_KEY = """
-INSERT INTO tarry.signing_secret AS s VALUES ($1, $2, $3, $4, $5, $6, NULL)
-ON CONFLICT (tenant, id) DO UPDATE SET lane = excluded.lane, secret = excluded.secret,
-    public_key = excluded.public_key, created_at = excluded.created_at, expires_at = NULL
 """
 
 
@@ -172,73 +143,3 @@ async def delete_policy(database: Database, tenant: str, policy_id: str) -> Poli
         return PolicyWriteStatus.DELETED
 
     return await database.transact(delete)
-
-
-async def put_api_key(database: Database, key: ApiKeyRecord, now: int | None) -> None:
-    """Store an API key, unless a key with this id is stored already."""
-    texts = (encode_text(key.id), encode_text(key.tenant))
-    name, role = encode_text(key.name), encode_text(key.role)
-    await database.fetch(_INSERT_API_KEY, *texts, key.digest, name, now, role)
-
-
-async def find_api_key(database: Database, digest: bytes) -> ApiKeyRecord | None:
-    """Return the API key with this digest, revoked or not, or None if it does not exist."""
-    row = await database.fetch_row(f"{_SELECT_API_KEY} WHERE digest = $1", digest)
-    return None if row is None else decode_row(tuple(row), ApiKeyRecord)
-
-
-async def list_api_keys(database: Database, tenant: str | None) -> list[ApiKeyRecord]:
-    """List the API keys of a tenant, or of all tenants (None)."""
-    statement = (
-        f"{_SELECT_API_KEY} WHERE $1::text IS NULL OR tenant = $1 "
-        f"ORDER BY id LIMIT {_MAX_LISTED_API_KEYS}"
-    )
-    rows = await database.fetch(statement, encode_optional(tenant))
-    return [decode_row(tuple(row), ApiKeyRecord) for row in rows]
-
-
-async def revoke_api_key(database: Database, key_id: str, now: int | None) -> bool:
-    """Revoke an API key, unless it is revoked already; return whether the key exists."""
-    return bool(await database.fetch(_REVOKE_API_KEY, encode_text(key_id), now))
-
-
-async def put_signing_secret(
-    database: Database, secret: SigningSecretRecord, expire_previous_ms: int, now: int | None
-) -> SigningSecretRecord | None:
-    """Store a signing secret, and let others of its lane expire; None if there are too many."""
-    tenant = encode_text(secret.tenant)
-
-    async def write(tx: Transaction) -> SigningSecretRecord | None:
-        await tx.fetch(_LOCK, _SECRET_LOCK, tenant)
-        rows = await tx.fetch(_LIST_SECRETS, tenant, now)
-        others = [decode_row(tuple(row), SigningSecretRecord) for row in rows]
-        for other in others:
-            if other.id == secret.id:
-                return other
-        lane_count = sum(other.lane == secret.lane for other in others)
-        if len(others) >= MAX_SIGNING_SECRETS or lane_count >= MAX_LANE_SIGNING_SECRETS:
-            return None
-        time = await tx.fetch_value("SELECT tarry.now_1($1)", now)
-        lane = encode_optional(secret.lane)
-        await tx.fetch(_EXPIRE_SECRETS, time + expire_previous_ms, tenant, lane)
-        new = copy_with(secret, created_at=time, expires_at=None)
-        public_key = encode_optional(new.public_key)
-        values = (tenant, encode_text(new.id), lane, new.secret, public_key, time)
-        await tx.fetch(_UPSERT_SIGNING_KEY, *values)
-        return new
-
-    return await database.transact(write)
-
-
-async def list_signing_secrets(
-    database: Database, tenant: str, now: int | None
-) -> list[SigningSecretRecord]:
-    """List the signing secrets of a tenant that have not expired, newest first."""
-    rows = await database.fetch(_LIST_SECRETS, encode_text(tenant), now)
-    return [decode_row(tuple(row), SigningSecretRecord) for row in rows]
-
-
-async def delete_signing_secret(database: Database, tenant: str, secret_id: str) -> bool:
-    """Delete a signing secret; return whether it existed."""
-    statement = "DELETE FROM tarry.signing_secret WHERE tenant = $1 AND id = $2 RETURNING 1"
-    return bool(await database.fetch(statement, encode_text(tenant), encode_text(secret_id)))

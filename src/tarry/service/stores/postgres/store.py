@@ -10,22 +10,19 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from tarry.errors import ConfigurationError, StoreUnavailable
-from tarry.service.store import MAX_LISTED_WORKERS, WORKER_EXPIRY_MS, AddStatus, StoreLost
+from tarry.service.store import MAX_LISTED_RECORDS, AddStatus, StoreLost
 from tarry.service.stores.postgres import (
     finished_tasks,
-    lane_activity,
     lanes,
     live_tasks,
     partitions,
     policies,
     queries,
-    series,
+    records,
     transfer,
 )
 from tarry.service.stores.postgres.database import Database
 from tarry.service.stores.postgres.notifications import Notifications
-from tarry.service.stores.postgres.rows import encode_text
-from tarry.service.stores.records import decode_worker, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -60,14 +57,6 @@ _LEAD = """
 INSERT INTO tarry.leader AS l VALUES (1, $1, tarry.now_1($2) + $3)
 ON CONFLICT (id) DO UPDATE SET token = excluded.token, until = excluded.until
 WHERE l.token = excluded.token OR l.until <= tarry.now_1($2) RETURNING true
-"""
-_RECORD_WORKER = """
-INSERT INTO tarry.worker VALUES ($1, tarry.now_1($2), $3, $4)
-ON CONFLICT (name) DO UPDATE SET seen_at = excluded.seen_at, is_claiming = excluded.is_claiming,
-    record = excluded.record
-"""
-_LIST_WORKERS = """
-SELECT record, seen_at FROM tarry.worker WHERE seen_at > tarry.now_1($1) - $2 ORDER BY name LIMIT $3
 """
 
 
@@ -259,15 +248,6 @@ class PostgresTaskStore:
     async def get_lane(self, name: str) -> model.LaneRecord | None:
         return await lanes.get_lane(self.database, name)
 
-    async def record_breaker_change(self, lane: str, change: model.BreakerChangeRecord) -> None:
-        await lane_activity.record_breaker_change(self.database, lane, change)
-
-    async def record_latencies(self, counts_by_lane: dict[str, dict[str, int]]) -> None:
-        await lane_activity.record_latencies(self.database, counts_by_lane, self._now())
-
-    async def read_lane_activity(self, lanes: Sequence[str]) -> dict[str, model.LaneActivity]:
-        return await lane_activity.read_lane_activity(self.database, lanes)
-
     async def get_task(self, tenant: str, task_id: str) -> model.Task | None:
         return await queries.get_task(self.database, tenant, task_id)
 
@@ -373,49 +353,6 @@ class PostgresTaskStore:
     async def delete_policy(self, tenant: str, policy_id: str) -> store.PolicyWriteStatus:
         return await policies.delete_policy(self.database, tenant, policy_id)
 
-    async def put_api_key(self, key: model.ApiKeyRecord) -> None:
-        await policies.put_api_key(self.database, key, self._now())
-
-    async def find_api_key(self, digest: bytes) -> model.ApiKeyRecord | None:
-        return await policies.find_api_key(self.database, digest)
-
-    async def list_api_keys(self, tenant: str | None = None) -> list[model.ApiKeyRecord]:
-        return await policies.list_api_keys(self.database, tenant)
-
-    async def revoke_api_key(self, key_id: str) -> bool:
-        return await policies.revoke_api_key(self.database, key_id, self._now())
-
-    async def put_signing_secret(
-        self, secret: model.SigningSecretRecord, *, expire_previous_ms: int
-    ) -> model.SigningSecretRecord | None:
-        return await policies.put_signing_secret(
-            self.database, secret, expire_previous_ms, self._now()
-        )
-
-    async def list_signing_secrets(self, tenant: str) -> list[model.SigningSecretRecord]:
-        return await policies.list_signing_secrets(self.database, tenant, self._now())
-
-    async def delete_signing_secret(self, tenant: str, secret_id: str) -> bool:
-        return await policies.delete_signing_secret(self.database, tenant, secret_id)
-
-    async def record_worker(self, worker: model.WorkerRecord) -> None:
-        is_claiming = worker.role != "api"
-        name = encode_text(worker.name)
-        await self.database.fetch(_RECORD_WORKER, name, self._now(), is_claiming, encode(worker))
-
-    async def list_workers(self) -> list[model.WorkerRecord]:
-        rows = await self.database.fetch(
-            _LIST_WORKERS, self._now(), WORKER_EXPIRY_MS, MAX_LISTED_WORKERS
-        )
-        workers: list[model.WorkerRecord] = []
-        for record, seen_at in rows:
-            workers.append(decode_worker(record))
-            workers[-1].seen_at = seen_at
-        return workers
-
-    async def remove_worker(self, name: str) -> None:
-        await self.database.fetch("DELETE FROM tarry.worker WHERE name = $1", encode_text(name))
-
     def listen(self, callback: Callable[[], None]) -> None:
         if self.database.can_listen:
             self._notifications.listen(callback)
@@ -432,12 +369,6 @@ class PostgresTaskStore:
         self, tenant: str | None, *, since: int
     ) -> list[store.AttemptsOfMinute]:
         return await queries.attempts_per_minute(self.database, tenant, since, self._now())
-
-    async def record_series(self, points: Sequence[store.SeriesPoint]) -> None:
-        await series.record_series(self.database, points)
-
-    async def list_series(self, step_ms: int, *, since: int) -> list[store.SeriesPoint]:
-        return await series.list_series(self.database, step_ms, since, self._now())
 
     async def sweep(self, retention: store.Retention, limit: int) -> store.SweepResult:
         time, result = await finished_tasks.sweep(self.database, retention, limit, self._now())
@@ -461,14 +392,21 @@ class PostgresTaskStore:
     async def import_records(self, kind: store.RecordKind, records: Sequence[Any]) -> None:
         await transfer.import_records(self.database, kind, records)
 
-    async def get_transfer(self) -> store.TransferMark | None:
-        return await transfer.get_transfer(self.database)
+    async def has_other_processes(self) -> bool | None:
+        return None
 
-    async def set_transfer(self, mark: store.TransferMark | None) -> None:
-        await transfer.set_transfer(self.database, mark)
+    async def read_records(
+        self, addresses: Sequence[store.RecordAddress]
+    ) -> tuple[int, list[store.StoredRecord | None]]:
+        return await records.read_records(self.database, addresses, self._now())
 
-    async def is_in_use(self) -> bool:
-        return bool(await self.list_workers())
+    async def list_records(
+        self, owner: str, kind: str, *, after: str = "", limit: int = MAX_LISTED_RECORDS
+    ) -> tuple[int, list[store.StoredRecord]]:
+        return await records.list_records(self.database, owner, kind, after, limit, self._now())
+
+    async def write_records(self, changes: Sequence[store.RecordChange]) -> bool:
+        return await records.write_records(self.database, changes, self._now())
 
 
 def _is_claimable(result: store.AddResult) -> bool:

@@ -6,11 +6,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from tarry.service.model import (
-    ApiKeyRecord,
     LaneRecord,
     PolicyVersion,
     ReplayRecord,
-    SigningSecretRecord,
     Status,
     Task,
 )
@@ -22,8 +20,8 @@ from tarry.service.store import (
     RecordPage,
     ReplayedTask,
     TaskAttempt,
-    TransferMark,
 )
+from tarry.service.stores.postgres import records
 from tarry.service.stores.postgres.constants import (
     FIRST_ATTEMPT_QUEUE,
     LEASED_QUEUE,
@@ -48,7 +46,6 @@ from tarry.service.stores.records import (
     LANE_FIELD_COUNT,
     build_lane_export,
     decode_replay_for_export,
-    decode_transfer_mark,
     encode,
     encode_limits,
 )
@@ -82,20 +79,6 @@ _EXPORTS: dict[RecordKind, tuple[str, list[Any]]] = {
         WHERE u.id > $2 AND u.deleted_version > 0 ORDER BY u.id LIMIT $1
         """,
         [0],
-    ),
-    RecordKind.API_KEY: (
-        """
-        SELECT id, tenant, digest, name, created_at, revoked_at, role, id FROM tarry.api_key
-        WHERE id > $2 ORDER BY id LIMIT $1
-        """,
-        [""],
-    ),
-    RecordKind.SIGNING_SECRET: (
-        """
-        SELECT tenant, id, lane, secret, public_key, created_at, expires_at, tenant, id
-        FROM tarry.signing_secret WHERE (tenant, id) > ($2, $3) ORDER BY tenant, id LIMIT $1
-        """,
-        ["", ""],
     ),
     RecordKind.LANE: (
         """
@@ -161,9 +144,6 @@ VALUES ((tarry.tenants_1(ARRAY[$1::text]))[1], $2)
 ON CONFLICT (tenant, policy) DO UPDATE SET tenant = excluded.tenant RETURNING u.id
 """
 _MARK_DELETED = "UPDATE tarry.policy_use SET deleted_version = $2 WHERE id = $1"
-_INSERT_SIGNING_KEY = """
-INSERT INTO tarry.signing_secret VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING
-"""
 _UPDATE_LANE = """
 UPDATE tarry.lane SET last_claim_at = $2, limits = $3, rate = $4, concurrency = $5, budget = $6,
     budget_at = $7
@@ -224,15 +204,14 @@ VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING
 _INSERT_REPLAYED = """
 INSERT INTO tarry.replay_task SELECT * FROM unnest($1::text[], $2::uuid[]) ON CONFLICT DO NOTHING
 """
-_SET_MARK = """
-INSERT INTO tarry.transfer VALUES (1, $1) ON CONFLICT (id) DO UPDATE SET mark = excluded.mark
-"""
 
 
 async def export_records(
     database: Database, kind: RecordKind, cursor: str | None, limit: int
 ) -> RecordPage[Any]:
     """Return a page of records; the cursor is the key of the last row, in JSON."""
+    if kind is RecordKind.RECORD:
+        return await _export_records(database, cursor, limit)
     statement, key = _EXPORTS[kind]
     if cursor is not None:
         key = json.loads(cursor)
@@ -252,6 +231,14 @@ async def export_records(
             return RecordPage(items, None)
 
 
+async def _export_records(database: Database, cursor: str | None, limit: int) -> RecordPage[Any]:
+    after = ("", "", "") if cursor is None else json.loads(cursor)
+    page = await records.export_records(database, after, limit)
+    if not page:
+        return RecordPage([], None)
+    return RecordPage(page, json.dumps([page[-1].owner, page[-1].kind, page[-1].key]))
+
+
 def _decode_lane(row: Row) -> LaneExport:
     lane = decode_row(row[:LANE_FIELD_COUNT], LaneRecord)
     return build_lane_export(lane, *row[LANE_FIELD_COUNT:-1])
@@ -262,8 +249,6 @@ _DECODERS: dict[RecordKind, Callable[[Row], Any]] = {
     RecordKind.DELETED_POLICY: lambda row: DeletedPolicy(
         decode_text(row[0]), decode_text(row[1]), row[2]
     ),
-    RecordKind.API_KEY: lambda row: decode_row(row[:-1], ApiKeyRecord),
-    RecordKind.SIGNING_SECRET: lambda row: decode_row(row[:-2], SigningSecretRecord),
     RecordKind.LANE: _decode_lane,
     RecordKind.TASK: decode_task,
     RecordKind.ATTEMPT: lambda row: TaskAttempt(
@@ -274,9 +259,9 @@ _DECODERS: dict[RecordKind, Callable[[Row], Any]] = {
 }
 
 
-async def import_records(database: Database, kind: RecordKind, records: Sequence[Any]) -> None:
+async def import_records(database: Database, kind: RecordKind, items: Sequence[Any]) -> None:
     """Store records of one kind in one transaction."""
-    await database.transact(lambda tx: _IMPORTS[kind](tx, records))
+    await database.transact(lambda tx: _IMPORTS[kind](tx, items))
 
 
 async def _import_policies(tx: Transaction, policies: Sequence[PolicyVersion]) -> None:
@@ -293,34 +278,6 @@ async def _import_deleted_policies(tx: Transaction, policies: Sequence[DeletedPo
         names = (encode_text(policy.tenant), encode_text(policy.id))
         policy_id = await tx.fetch_value(_USE_POLICY, *names)
         await tx.fetch(_MARK_DELETED, policy_id, policy.last_version)
-
-
-async def _import_api_keys(tx: Transaction, keys: Sequence[ApiKeyRecord]) -> None:
-    for key in keys:
-        await tx.fetch(
-            "INSERT INTO tarry.api_key VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING",
-            encode_text(key.id),
-            encode_text(key.tenant),
-            key.digest,
-            encode_text(key.name),
-            key.created_at,
-            key.revoked_at,
-            encode_text(key.role),
-        )
-
-
-async def _import_signing_secrets(tx: Transaction, secrets: Sequence[SigningSecretRecord]) -> None:
-    for secret in secrets:
-        await tx.fetch(
-            _INSERT_SIGNING_KEY,
-            encode_text(secret.tenant),
-            encode_text(secret.id),
-            encode_optional(secret.lane),
-            secret.secret,
-            encode_optional(secret.public_key),
-            secret.created_at,
-            secret.expires_at,
-        )
 
 
 async def _import_lanes(tx: Transaction, lanes: Sequence[LaneExport]) -> None:
@@ -442,25 +399,10 @@ async def _import_replayed_tasks(tx: Transaction, tasks: Sequence[ReplayedTask])
 _IMPORTS: dict[RecordKind, Callable[[Transaction, Sequence[Any]], Awaitable[None]]] = {
     RecordKind.POLICY: _import_policies,
     RecordKind.DELETED_POLICY: _import_deleted_policies,
-    RecordKind.API_KEY: _import_api_keys,
-    RecordKind.SIGNING_SECRET: _import_signing_secrets,
     RecordKind.LANE: _import_lanes,
+    RecordKind.RECORD: records.import_records,
     RecordKind.TASK: _import_tasks,
     RecordKind.ATTEMPT: _import_attempts,
     RecordKind.REPLAY: _import_replays,
     RecordKind.REPLAYED_TASK: _import_replayed_tasks,
 }
-
-
-async def get_transfer(database: Database) -> TransferMark | None:
-    """Return the mark of the store, or None."""
-    mark = await database.fetch_value("SELECT mark FROM tarry.transfer")
-    return None if mark is None else decode_transfer_mark(mark)
-
-
-async def set_transfer(database: Database, mark: TransferMark | None) -> None:
-    """Mark the store, or remove its mark."""
-    if mark is None:
-        await database.fetch("DELETE FROM tarry.transfer")
-    else:
-        await database.fetch(_SET_MARK, encode(mark))

@@ -18,18 +18,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 from msgspec import field
-from msgspec.structs import replace as copy_with
 
 from tarry.errors import ConfigurationError
 from tarry.service.model import (
-    ApiKeyRecord,
     LaneRecord,
     PolicyVersion,
-    SigningSecretRecord,
     Status,
     Task,
 )
-from tarry.service.stores.records import decode_api_key, decode_signing_secret, encode, is_task_id
+from tarry.service.stores.records import encode, is_task_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -238,14 +235,3 @@ def to_policies(tenant: str, fields: Sequence[Any]) -> list[PolicyVersion]:
         )
         for i in range(0, len(fields), 4)
     ]
-
-
-def to_api_key(packed: bytes, created_at: int, revoked_at: int) -> ApiKeyRecord:
-    """Convert an API key of a reply of `api_keys.lua`."""
-    return copy_with(decode_api_key(packed), created_at=created_at, revoked_at=revoked_at or None)
-
-
-def to_signing_secret(packed: bytes, created_at: int, expires_at: int) -> SigningSecretRecord:
-    """Convert a signing secret of a reply of `signing_secrets.lua`."""
-    secret = decode_signing_secret(packed)
-    return copy_with(secret, created_at=created_at, expires_at=expires_at or None)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tarry.service.store import (
     BUDGET_DECAY_MS,
-    WORKER_EXPIRY_MS,
+    PROCESS_KIND,
     ConfiguredLimits,
     LaneLimits,
     LaneWriteStatus,
@@ -88,10 +88,10 @@ async def list_lane_limits(
 async def load_limits(partitions: Partitions, known: ConfiguredLimits) -> ConfiguredLimits | None:
     """Return the limits and pauses of lanes; None if nothing has changed since `known`."""
     numbers = range(partitions.partition_count)
-    replies = await partitions.run_on_available(numbers, "load_limits", WORKER_EXPIRY_MS)
+    replies = await partitions.run_on_available(numbers, "load_limits", PROCESS_KIND)
     if _sum_versions(replies, known) == (known.version, known.process_count):
         return None
-    arguments = (WORKER_EXPIRY_MS, "with contents")
+    arguments = (PROCESS_KIND, "with contents")
     replies = await partitions.run_on_available(numbers, "load_limits", *arguments)
 
     def is_read(lane: str) -> bool:

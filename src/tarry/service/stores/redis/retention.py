@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from tarry.errors import StoreUnavailable
-from tarry.service.store import POLICY_RETENTION_MS, WORKER_EXPIRY_MS, SweepResult
+from tarry.service.store import POLICY_RETENTION_MS, SweepResult
 from tarry.service.stores.redis.claim import divide
 from tarry.service.stores.redis.opening import COMPATIBLE_VERSION, SCHEMA_VERSION
 from tarry.service.stores.redis.partitions import GLOBAL_PARTITION, as_pairs
@@ -73,7 +73,6 @@ class Sweeper:
             retention.succeeded_ms,
             retention.exhausted_ms,
             POLICY_RETENTION_MS,
-            WORKER_EXPIRY_MS,
             limit,
             meta if partition == GLOBAL_PARTITION else None,
         )

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tarry.service.store import PROCESS_KIND
 from tarry.service.store_url import redact_store_url
-from tarry.service.stores.redis import lanes, queries, retention, transfer, transitions
+from tarry.service.stores.redis import lanes, queries, records, retention, transfer, transitions
 from tarry.service.stores.redis.claim import ClaimMerger
 from tarry.service.stores.redis.cold_records import ColdRecords
 from tarry.service.stores.redis.connection import RedisConnection
@@ -20,10 +21,10 @@ from tarry.service.stores.redis.opening import StoreOpener
 from tarry.service.stores.redis.partitions import raise_loss, select_available
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from tarry.service.model import Task
-    from tarry.service.store import ClaimResult, LeaseTerms, Retention, SweepResult
+    from tarry.service.store import ClaimResult, LeaseTerms, RecordChange, Retention, SweepResult
 
 
 class RedisTaskStore(ColdRecords):
@@ -83,8 +84,8 @@ class RedisTaskStore(ColdRecords):
         self._listener = WakeupListener(self, callback)
         self._listener.start()
 
-    async def is_in_use(self) -> bool:
-        return bool(await self.list_workers())
+    async def has_other_processes(self) -> bool | None:
+        return None
 
     # --- tasks ------------------------------------------------------------------------------------
 
@@ -132,6 +133,17 @@ class RedisTaskStore(ColdRecords):
     add_to_budgets = lanes.add_to_budgets
     get_lane = lanes.get_lane
     list_lanes = lanes.list_lanes
+
+    # --- records ----------------------------------------------------------------------------------
+
+    read_records = records.read_records
+    list_records = records.list_records
+
+    async def write_records(self, changes: Sequence[RecordChange]) -> bool:
+        is_written = await records.write_records(self, changes)
+        if any(change.kind == PROCESS_KIND for change in changes):
+            await self.keep_leading()
+        return is_written
 
     # --- retention and transfer -------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ record.
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,6 +21,7 @@ from tarry.service.store import (
     RecordKind,
     RecordPage,
     ReplayedTask,
+    StoredRecord,
     StoredTaskFilter,
     TaskAttempt,
 )
@@ -31,31 +33,29 @@ from tarry.service.stores.records import (
     encode,
     encode_limits,
 )
+from tarry.service.stores.redis import records as keyed_records
 from tarry.service.stores.redis.codec import (
     TaskState,
     decode_lane,
     encode_fixed,
     pack_id,
     pack_ids,
-    to_api_key,
     to_policies,
     to_raw,
-    to_signing_secret,
     unpack_id,
 )
-from tarry.service.stores.redis.partitions import GLOBAL_PARTITION, Partitions
+from tarry.service.stores.redis.partitions import GLOBAL_PARTITION
 from tarry.service.stores.redis.task_lists import TaskScan
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from tarry.service.model import (
-        ApiKeyRecord,
         PolicyVersion,
         ReplayRecord,
-        SigningSecretRecord,
         Task,
     )
+    from tarry.service.stores.redis.partitions import Partitions
 
     ExportedPage = tuple[list[Any], Any]
     """Records, and the position of the next page; None: there are no more records."""
@@ -81,14 +81,13 @@ class _Exporter:
         self._run = partitions.run
         self._tenant_exports: dict[RecordKind, TenantExport] = {
             RecordKind.POLICY: self._export_policies,
-            RecordKind.SIGNING_SECRET: self._export_secrets,
             RecordKind.TASK: self._export_tasks,
             RecordKind.ATTEMPT: self._export_attempts,
         }
         self._partition_exports: dict[RecordKind, PartitionExport] = {
             RecordKind.DELETED_POLICY: self._export_deleted_policies,
-            RecordKind.API_KEY: self._export_api_keys,
             RecordKind.LANE: self._export_lanes,
+            RecordKind.RECORD: partial(keyed_records.export_records, partitions),
             RecordKind.REPLAY: self._export_replays,
             RecordKind.REPLAYED_TASK: self._export_replayed_tasks,
         }
@@ -140,17 +139,6 @@ class _Exporter:
         reply = await self._run(partition, "export", "versions", policy_id, limit, tenant, version)
         policies = to_policies(tenant, reply)
         return policies, (policies[-1].id, policies[-1].version) if len(policies) == limit else None
-
-    async def _export_secrets(
-        self, partition: int, tenant: str, position: Any, limit: int
-    ) -> ExportedPage:
-        reply = await self._run(partition, "signing_secrets", "list", tenant)
-        secrets = [to_signing_secret(*reply[i : i + 3]) for i in range(0, len(reply), 3)]
-        secrets = sorted(
-            (secret for secret in secrets if secret.id > (position or "")),
-            key=lambda secret: secret.id,
-        )
-        return secrets[:limit], secrets[limit - 1].id if len(secrets) > limit else None
 
     async def _export_tasks(
         self, partition: int, tenant: str, position: Any, limit: int
@@ -204,13 +192,6 @@ class _Exporter:
             for i in range(0, len(fields), 3)
         ]
         return policies, last or None
-
-    async def _export_api_keys(self, partition: int, position: Any, limit: int) -> ExportedPage:
-        if partition != GLOBAL_PARTITION:
-            return [], None
-        reply = await self._run(partition, "api_keys", "list", position or "", limit)
-        keys = [to_api_key(*reply[i : i + 3]) for i in range(0, len(reply), 3)]
-        return keys, keys[-1].id if len(keys) == limit else None
 
     async def _export_lanes(self, partition: int, position: Any, limit: int) -> ExportedPage:
         first = to_raw(b"(" + (position or "").encode())
@@ -268,13 +249,9 @@ def _import_deleted_policy(policy: DeletedPolicy) -> tuple[str | None, Any, byte
     return policy.tenant, (policy.tenant, policy.id, policy.last_version), b""
 
 
-def _import_api_key(key: ApiKeyRecord) -> tuple[str | None, Any, bytes]:
-    return None, (key.id, to_raw(key.digest), key.created_at, key.revoked_at), encode(key)
-
-
-def _import_secret(secret: SigningSecretRecord) -> tuple[str | None, Any, bytes]:
-    packed = (secret.tenant, secret.id, secret.lane, secret.created_at, secret.expires_at)
-    return secret.tenant, packed, encode(secret)
+def _import_record(record: StoredRecord) -> tuple[str | None, Any, bytes]:
+    tenant = record.owner.partition("/")[0] or None
+    return tenant, (record.owner, record.kind, record.key, record.written_at), record.value
 
 
 def _import_lane(state: LaneExport) -> tuple[str | None, Any, bytes]:
@@ -335,9 +312,8 @@ def _import_replay(replay: ReplayRecord) -> tuple[str | None, Any, bytes]:
 _IMPORTS: dict[RecordKind, Callable[[Any], tuple[str | None, Any, bytes]]] = {
     RecordKind.POLICY: _import_policy,
     RecordKind.DELETED_POLICY: _import_deleted_policy,
-    RecordKind.API_KEY: _import_api_key,
-    RecordKind.SIGNING_SECRET: _import_secret,
     RecordKind.LANE: _import_lane,
+    RecordKind.RECORD: _import_record,
     RecordKind.TASK: _import_task,
     RecordKind.ATTEMPT: _import_attempt,
     RecordKind.REPLAY: _import_replay,

@@ -22,7 +22,6 @@ from tarry.service.store import (
     next_replay_step_at,
 )
 from tarry.service.stores.records import decode_replay, encode
-from tarry.service.stores.sqlite import heartbeats, series
 from tarry.service.stores.sqlite.operations import write_operation
 from tarry.service.stores.sqlite.queries import (
     DAY_MS,
@@ -31,6 +30,7 @@ from tarry.service.stores.sqlite.queries import (
     pack_ids,
     unpack_id,
 )
+from tarry.service.stores.sqlite.records import remove_expired_records, remove_records_of_lanes
 from tarry.service.stores.sqlite.transaction import (
     CANCELLED,
     EXHAUSTED,
@@ -262,9 +262,9 @@ def update_replay(tx: WriteTransaction, replay: ReplayRecord) -> None:
 def sweep(tx: WriteTransaction, retention: Retention, limit: int) -> SweepResult:
     """Delete old and unused rows, and end the leases of dead workers.
 
-    Deletes old tasks, replays and attempt counts, expired signing secrets and heartbeats, and lanes
-    and policies that no task uses: at most `limit` of each, except secrets, heartbeats and series.
-    When none is left, the file is shrunk by a few pages.
+    Deletes old tasks, replays and attempt counts, expired records, and lanes and policies that no
+    task uses: at most `limit` of each, except records. When none is left, the file is shrunk by a
+    few pages.
     """
     has_more_leases = end_leases_of_dead_workers(tx, limit)
     # Dead letters of a tenant with a running replay are kept: `matched` of the replay counts them.
@@ -280,9 +280,7 @@ def sweep(tx: WriteTransaction, retention: Retention, limit: int) -> SweepResult
         old_tasks += tx.execute(_OLD_TASKS, parameters).fetchall()
     for *ids, status in old_tasks[:limit]:
         delete_task(tx, ids, status)
-    tx.execute("DELETE FROM signing_secret WHERE expires_at <= ?", (tx.now,))
-    heartbeats.remove_expired(tx)
-    series.remove_old_points(tx)
+    remove_expired_records(tx)
     old_counts = tx.execute(_DELETE_OLD_ATTEMPT_COUNTS, (tx.now - DAY_MS, limit))
     old_replays = tx.execute(_DELETE_OLD_REPLAYS, (tx.now - retention.exhausted_ms, limit))
     unused_count = _delete_unused_lanes_and_policies(tx, limit)
@@ -301,7 +299,7 @@ def _delete_unused_lanes_and_policies(tx: WriteTransaction, limit: int) -> int:
     lanes = tx.execute(_DELETE_UNUSED_LANES, (tx.now, limit)).fetchall()
     tenants = [(tenant,) for tenant, _ in lanes]
     tx.executemany("UPDATE tenant SET lanes = lanes - 1 WHERE id = ?", tenants)
-    tx.executemany("DELETE FROM lane_activity WHERE lane = ?", [(name,) for _, name in lanes])
+    remove_records_of_lanes(tx, [name for _, name in lanes])
     parameters = (tx.now - POLICY_RETENTION_MS, limit)
     versions = tx.execute(_DELETE_UNUSED_POLICY_VERSIONS, parameters).rowcount
     policies = tx.execute(_DELETE_UNUSED_DELETED_POLICIES, (limit,)).rowcount

@@ -1,20 +1,13 @@
-"""Policies with their versions, API keys and signing secrets."""
+"""Policies with their versions."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec.structs import astuple
 from msgspec.structs import replace as copy_with
 
-from tarry.service.model import ApiKeyRecord, PolicyVersion, SigningSecretRecord
-from tarry.service.store import (
-    MAX_LANE_SIGNING_SECRETS,
-    MAX_PAGE_BYTES,
-    MAX_SIGNING_SECRETS,
-    PolicyWriteStatus,
-    RecordPage,
-)
+from tarry.service.model import PolicyVersion
+from tarry.service.store import MAX_PAGE_BYTES, PolicyWriteStatus, RecordPage
 from tarry.service.stores.sqlite.operations import write_operation
 from tarry.service.stores.sqlite.queries import decode_row
 from tarry.service.stores.sqlite.transaction import WriteTransaction
@@ -31,8 +24,6 @@ WHERE p.tenant = (SELECT id FROM tenant WHERE name = ?) AND
 _NEWEST_VERSION = _SELECT_POLICY + "p.id = ? ORDER BY p.version DESC LIMIT 1"
 _ONE_VERSION = _SELECT_POLICY + "p.id = ? AND p.version = ?"
 _NEXT_POLICY = _SELECT_POLICY + "p.id > ? ORDER BY p.id, p.version DESC LIMIT 1"
-_SELECT_API_KEY = "SELECT id, tenant, digest, name, created_at, revoked_at, role FROM api_key"
-_MAX_LISTED_API_KEYS = 1000
 
 
 @write_operation
@@ -111,70 +102,3 @@ def delete_policy(tx: WriteTransaction, tenant: str, policy_id: str) -> PolicyWr
     tenant_id = tx.names.tenant_id(tenant)
     tx.execute("DELETE FROM policy WHERE tenant = ? AND id = ?", (tenant_id, policy_id))
     return PolicyWriteStatus.DELETED
-
-
-@write_operation
-def put_api_key(tx: WriteTransaction, key: ApiKeyRecord) -> None:
-    """Store an API key, unless a key with this id is stored already."""
-    row = (key.id, key.tenant, key.digest, key.name, tx.now, key.role)
-    statement = "INSERT INTO api_key VALUES (?, ?, ?, ?, ?, NULL, ?) ON CONFLICT (id) DO NOTHING"
-    tx.execute(statement, row)
-
-
-def find_api_key(tx: ReadTransaction, digest: bytes) -> ApiKeyRecord | None:
-    """Return the API key with this digest, revoked or not, or None if it does not exist."""
-    row = tx.execute(f"{_SELECT_API_KEY} WHERE digest = ?", (digest,)).fetchone()
-    return None if row is None else decode_row(row, ApiKeyRecord)
-
-
-def list_api_keys(tx: ReadTransaction, tenant: str | None = None) -> list[ApiKeyRecord]:
-    """List the API keys of a tenant, or of all tenants (None)."""
-    where, parameters = ("", ()) if tenant is None else ("WHERE tenant = ?", (tenant,))
-    statement = f"{_SELECT_API_KEY} {where} ORDER BY id LIMIT {_MAX_LISTED_API_KEYS}"
-    return [decode_row(row, ApiKeyRecord) for row in tx.execute(statement, parameters)]
-
-
-@write_operation
-def revoke_api_key(tx: WriteTransaction, key_id: str) -> bool:
-    """Revoke an API key, unless it is revoked already; return whether the key exists."""
-    statement = "UPDATE api_key SET revoked_at = ifnull(revoked_at, ?) WHERE id = ?"
-    return tx.execute(statement, (tx.now, key_id)).rowcount > 0
-
-
-@write_operation
-def put_signing_secret(
-    tx: WriteTransaction, secret: SigningSecretRecord, expire_previous_ms: int
-) -> SigningSecretRecord | None:
-    """Store a signing secret, and let others of its lane expire; None if there are too many."""
-    others = list_signing_secrets(tx, secret.tenant)
-    for other in others:
-        if other.id == secret.id:
-            return other
-    lane_count = sum(other.lane == secret.lane for other in others)
-    if len(others) >= MAX_SIGNING_SECRETS or lane_count >= MAX_LANE_SIGNING_SECRETS:
-        return None
-    expires_at = tx.now + expire_previous_ms
-    tx.execute(
-        "UPDATE signing_secret SET expires_at = ? "
-        "WHERE tenant = ? AND lane IS ? AND ifnull(expires_at > ?, 1)",
-        (expires_at, secret.tenant, secret.lane, expires_at),
-    )
-    new = copy_with(secret, created_at=tx.now, expires_at=None)
-    tx.execute("INSERT OR REPLACE INTO signing_secret VALUES (?, ?, ?, ?, ?, ?, ?)", astuple(new))
-    return new
-
-
-def list_signing_secrets(tx: ReadTransaction, tenant: str) -> list[SigningSecretRecord]:
-    """List the signing secrets of a tenant that have not expired, newest first."""
-    statement = (
-        "SELECT * FROM signing_secret WHERE tenant = ? AND ifnull(expires_at > ?, 1) "
-        "ORDER BY id DESC"
-    )
-    return [decode_row(row, SigningSecretRecord) for row in tx.execute(statement, (tenant, tx.now))]
-
-
-@write_operation
-def delete_signing_secret(tx: WriteTransaction, tenant: str, secret_id: str) -> bool:
-    """Delete a signing secret; return whether it existed."""
-    statement = "DELETE FROM signing_secret WHERE tenant = ? AND id = ?"
-    return tx.execute(statement, (tenant, secret_id)).rowcount > 0

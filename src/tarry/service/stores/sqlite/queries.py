@@ -27,7 +27,7 @@ from tarry.service.stores.records import (
     is_task_id,
     parse_cursor,
 )
-from tarry.service.stores.sqlite.heartbeats import list_workers
+from tarry.service.stores.sqlite.records import count_processes
 from tarry.service.stores.sqlite.transaction import MINUTE_MS, TENANT_COUNTERS
 from tarry.service.stores.task_filters import (
     AFTER_ALL_ROWS,
@@ -466,7 +466,7 @@ def load_limits(
 def _count_processes(tx: ReadTransaction, worker_lock: WorkerLock | None) -> int:
     """Return the number of processes that lease tasks, at least 1."""
     if worker_lock is None or worker_lock.token is None:  # files cannot be locked
-        return max(1, sum(worker.role != "api" for worker in list_workers(tx)))
+        return max(1, count_processes(tx))
     tokens = {token for (token,) in tx.execute(LOCK_TOKENS)}  # each process has one lock
     # The rows of a dead process remain while one of its tasks is IN_FLIGHT in a paused lane.
     return max(1, len(tokens) - len(worker_lock.find_dead_locks(tokens)))

@@ -102,20 +102,9 @@ _TABLES = """
     CREATE INDEX lane_configured ON lane (tenant, name, limits) WHERE limits IS NOT NULL;
     CREATE INDEX lane_unused ON lane (id) WHERE tasks = 0 AND paused = 0 AND limits IS NULL;
     CREATE INDEX lane_paused ON lane (name) WHERE paused = 1;
-    CREATE TABLE lane_activity ( -- see Store.read_lane_activity
-        -- The name: an older process does not remove the activity of the lanes that it removes, and
-        -- ids are used again.
-        lane TEXT PRIMARY KEY,
-        activity BLOB NOT NULL -- the LaneActivity
-    ) WITHOUT ROWID;
 
     CREATE TABLE worker (id INTEGER PRIMARY KEY, name TEXT NOT NULL, lock TEXT); -- see worker_locks
     CREATE UNIQUE INDEX worker_by_name ON worker (name, ifnull(lock, ''));
-    CREATE TABLE heartbeat ( -- of a process, see Store.record_worker
-        name TEXT PRIMARY KEY,
-        seen_at INTEGER NOT NULL,
-        record BLOB NOT NULL -- the WorkerRecord
-    ) WITHOUT ROWID;
 
     CREATE TABLE task ( -- columns as the fields of model.Task, like those of state
         seq INTEGER PRIMARY KEY,
@@ -186,26 +175,16 @@ _TABLES = """
     CREATE INDEX policy_unused ON policy (replaced_at)
         WHERE tasks = 0 AND replaced_at IS NOT NULL;
 
-    CREATE TABLE api_key (
-        id TEXT PRIMARY KEY,
-        tenant TEXT NOT NULL,
-        digest BLOB NOT NULL UNIQUE,
-        name TEXT NOT NULL,
-        created_at INTEGER NOT NULL,
-        revoked_at INTEGER,
-        role TEXT NOT NULL
-    );
-    CREATE TABLE signing_secret (
-        tenant TEXT NOT NULL,
-        id TEXT NOT NULL,
-        lane TEXT, -- NULL: all lanes without secrets of their own
-        secret BLOB NOT NULL,
-        public_key TEXT,
-        created_at INTEGER NOT NULL,
+    CREATE TABLE record ( -- see store.RecordStore
+        owner TEXT NOT NULL, -- a tenant, a lane, or empty
+        kind TEXT NOT NULL,
+        key TEXT NOT NULL,
+        value BLOB NOT NULL,
+        written_at INTEGER NOT NULL,
         expires_at INTEGER,
-        PRIMARY KEY (tenant, id)
+        PRIMARY KEY (owner, kind, key)
     ) WITHOUT ROWID;
-    CREATE INDEX signing_secret_expiry ON signing_secret (expires_at) WHERE expires_at IS NOT NULL;
+    CREATE INDEX record_expiry ON record (expires_at) WHERE expires_at IS NOT NULL;
 
     CREATE TABLE replay (
         id TEXT PRIMARY KEY,
@@ -232,18 +211,8 @@ _TABLES = """
         PRIMARY KEY (tenant, minute, outcome)
     ) WITHOUT ROWID;
     CREATE INDEX series_by_minute ON series (minute);
-    CREATE TABLE series_point ( -- see Store.record_series
-        step INTEGER NOT NULL,
-        at INTEGER NOT NULL,
-        sums BLOB NOT NULL,
-        PRIMARY KEY (step, at)
-    ) WITHOUT ROWID;
 
     CREATE TABLE orphan (ref TEXT PRIMARY KEY) WITHOUT ROWID; -- bodies of deleted tasks
-    CREATE TABLE transfer ( -- at most one row
-        id INTEGER PRIMARY KEY CHECK (id = 1),
-        mark BLOB NOT NULL -- the TransferMark
-    );
     CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
     -- removals: see InternedNames
     INSERT INTO meta VALUES ('turn', 0), ('pinged', 0), ('limits_version', 0), ('removals', 0)

@@ -1,7 +1,7 @@
 """`SqliteTaskStore`: implements `tarry.service.store.Store` with a SQLite database.
 
-Queries use a second connection, so that they do not wait for commits. The module `policies` also
-handles API keys, and `finished_tasks` handles finished tasks: replays, purge and retention.
+Queries use a second connection, so that they do not wait for commits. The module
+`finished_tasks` handles finished tasks: replays, purge and retention.
 """
 
 # ruff: noqa: D102 - the methods are documented in `tarry.service.store.Store`
@@ -20,11 +20,9 @@ from tarry.service.stores.sqlite import (
     claim,
     finish,
     finished_tasks,
-    heartbeats,
-    lane_activity,
     policies,
     queries,
-    series,
+    records,
     transfer,
     transitions,
 )
@@ -299,14 +297,14 @@ class SqliteTaskStore:
             return await self.write(operation, urgent=False)
         return await self._write_and_notify(operation, len(task_ids), urgent=False)
 
-    async def import_records(self, kind: store.RecordKind, records: Sequence[Any]) -> None:
-        operation = OperationCall(transfer.IMPORTS[kind], records)
-        await self.write(operation, len(records), urgent=False)
+    async def import_records(self, kind: store.RecordKind, items: Sequence[Any]) -> None:
+        operation = OperationCall(transfer.IMPORTS[kind], items)
+        await self.write(operation, len(items), urgent=False)
 
-    async def is_in_use(self) -> bool:
+    async def has_other_processes(self) -> bool | None:
         worker_lock = self.database.worker_lock
         if worker_lock is None or worker_lock.token is None:  # files cannot be locked
-            return bool(await self.list_workers())
+            return None
         return worker_lock.has_other_holders()
 
     # The other methods run a function of another module in a transaction.
@@ -327,31 +325,14 @@ class SqliteTaskStore:
     add_to_budgets = writes(transitions.add_to_budgets, weight="changes", urgent=False)
     list_lanes = reads(queries.list_lanes)
     get_lane = reads(queries.get_lane)
-    record_breaker_change = writes(lane_activity.record_breaker_change, urgent=False)
-    record_latencies = writes(lane_activity.record_latencies, urgent=False)
-    read_lane_activity = reads(lane_activity.read_lane_activity)
 
     put_policy = writes(policies.put_policy)
     get_policy = reads(policies.get_policy)
     list_policies = reads(policies.list_policies)
     delete_policy = writes(policies.delete_policy)
 
-    put_api_key = writes(policies.put_api_key)
-    find_api_key = reads(policies.find_api_key)
-    list_api_keys = reads(policies.list_api_keys)
-    revoke_api_key = writes(policies.revoke_api_key)
-    put_signing_secret = writes(policies.put_signing_secret)
-    list_signing_secrets = reads(policies.list_signing_secrets)
-    delete_signing_secret = writes(policies.delete_signing_secret)
-
-    record_worker = writes(heartbeats.record_worker, urgent=False)
-    list_workers = reads(heartbeats.list_workers)
-    remove_worker = writes(heartbeats.remove_worker, urgent=False)
-
     counters = reads(queries.counters)
     attempts_per_minute = reads(queries.attempts_per_minute)
-    record_series = writes(series.record_series, urgent=False)
-    list_series = reads(series.list_series)
 
     start_replay = writes(finished_tasks.start_replay)
     get_replay = reads(finished_tasks.get_replay)
@@ -366,9 +347,10 @@ class SqliteTaskStore:
         finished_tasks.forget_orphaned_bodies, weight="refs", urgent=False
     )
 
+    read_records = reads(records.read_records)
+    list_records = reads(records.list_records)
+    write_records = writes(records.write_records, weight="changes", urgent=False)
     export_records = reads(transfer.export_records)
-    get_transfer = reads(transfer.get_transfer)
-    set_transfer = writes(transfer.set_transfer)
 
 
 def _is_claimable(result: store.AddResult) -> bool:

@@ -1,4 +1,4 @@
-"""Export and import of all records, and the mark of a store that is moved; see `Store`."""
+"""Export and import of all records; see `TaskStore`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from tarry.service.model import (
-    ApiKeyRecord,
     LaneRecord,
     PolicyVersion,
     ReplayRecord,
-    SigningSecretRecord,
     Task,
 )
 from tarry.service.store import (
@@ -24,14 +20,12 @@ from tarry.service.store import (
     RecordPage,
     ReplayedTask,
     TaskAttempt,
-    TransferMark,
 )
 from tarry.service.stores.records import (
     LANE_FIELD_COUNT,
     build_lane_export,
     decode_attempt,
     decode_replay_for_export,
-    decode_transfer_mark,
     encode,
     encode_limits,
 )
@@ -46,6 +40,8 @@ from tarry.service.stores.sqlite.queries import (
     pack_id,
     unpack_id,
 )
+from tarry.service.stores.sqlite.records import export_records as export_records_of_all_owners
+from tarry.service.stores.sqlite.records import import_records
 from tarry.service.stores.sqlite.transaction import IN_FLIGHT, PENDING, WriteTransaction
 
 if TYPE_CHECKING:
@@ -68,14 +64,6 @@ _EXPORTS = {
         SELECT n.name, u.policy, u.deleted_version, u.id
         FROM policy_use AS u CROSS JOIN tenant AS n ON n.id = u.tenant
         WHERE u.id > ?1 AND u.deleted_version > 0 ORDER BY u.id LIMIT ?3
-    """,
-    RecordKind.API_KEY: """
-        SELECT id, tenant, digest, name, created_at, revoked_at, role, rowid FROM api_key
-        WHERE rowid > ?1 ORDER BY rowid LIMIT ?3
-    """,
-    RecordKind.SIGNING_SECRET: """
-        SELECT tenant, id, lane, secret, public_key, created_at, expires_at, tenant, id
-        FROM signing_secret WHERE (tenant, id) > (?1, ?2) ORDER BY tenant, id LIMIT ?3
     """,
     RecordKind.LANE: """
         SELECT l.name, n.name, l.parked_until, l.probes, l.consecutive_opens, l.paused,
@@ -116,7 +104,9 @@ def export_records(
     tx: ReadTransaction, kind: RecordKind, *, cursor: str | None = None, limit: int = 1000
 ) -> RecordPage[Any]:
     """Return a page of records; the cursor is the key of the last row, in JSON."""
-    key_size = 2 if kind in {RecordKind.SIGNING_SECRET, RecordKind.REPLAYED_TASK} else 1
+    if kind is RecordKind.RECORD:
+        return _export_records(tx, cursor, limit)
+    key_size = 2 if kind is RecordKind.REPLAYED_TASK else 1
     key: list[Any] = [0] if key_size == 1 else ["", ""]
     if cursor is not None:
         key = json.loads(cursor)
@@ -133,6 +123,15 @@ def export_records(
     return RecordPage(items, None)
 
 
+def _export_records(tx: ReadTransaction, cursor: str | None, limit: int) -> RecordPage[Any]:
+    after = ("", "", "") if cursor is None else json.loads(cursor)
+    records = export_records_of_all_owners(tx, after, limit)
+    if not records:
+        return RecordPage([], None)
+    last = records[-1]
+    return RecordPage(records, json.dumps([last.owner, last.kind, last.key]))
+
+
 def _decode_lane(row: Row) -> LaneExport:
     lane = decode_row(row[:LANE_FIELD_COUNT], LaneRecord)
     return build_lane_export(lane, *row[LANE_FIELD_COUNT:-1])
@@ -141,8 +140,6 @@ def _decode_lane(row: Row) -> LaneExport:
 _DECODERS: dict[RecordKind, Callable[[Row], Any]] = {
     RecordKind.POLICY: lambda row: decode_row(row[:-1], PolicyVersion),
     RecordKind.DELETED_POLICY: lambda row: DeletedPolicy(*row[:-1]),
-    RecordKind.API_KEY: lambda row: decode_row(row[:-1], ApiKeyRecord),
-    RecordKind.SIGNING_SECRET: lambda row: decode_row(row[:-2], SigningSecretRecord),
     RecordKind.LANE: _decode_lane,
     RecordKind.TASK: decode_task,
     RecordKind.ATTEMPT: lambda row: TaskAttempt(row[0], unpack_id(row[1]), decode_attempt(row[2])),
@@ -177,20 +174,6 @@ def import_deleted_policies(tx: WriteTransaction, policies: Sequence[DeletedPoli
         policy_id = tx.names.policy_id(policy.tenant, policy.id)
         statement = "UPDATE policy_use SET deleted_version = ? WHERE id = ?"
         tx.execute(statement, (policy.last_version, policy_id))
-
-
-@write_operation
-def import_api_keys(tx: WriteTransaction, keys: Sequence[ApiKeyRecord]) -> None:
-    """Store API keys, unless they are stored already."""
-    rows = [msgspec.structs.astuple(key) for key in keys]
-    tx.executemany("INSERT OR IGNORE INTO api_key VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
-
-
-@write_operation
-def import_signing_secrets(tx: WriteTransaction, secrets: Sequence[SigningSecretRecord]) -> None:
-    """Store signing secrets, unless they are stored already."""
-    rows = [msgspec.structs.astuple(secret) for secret in secrets]
-    tx.executemany("INSERT OR IGNORE INTO signing_secret VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
 
 @write_operation
@@ -317,27 +300,11 @@ def import_replayed_tasks(tx: WriteTransaction, tasks: Sequence[ReplayedTask]) -
 IMPORTS: dict[RecordKind, Callable[[WriteTransaction, Sequence[Any]], None]] = {
     RecordKind.POLICY: import_policies,
     RecordKind.DELETED_POLICY: import_deleted_policies,
-    RecordKind.API_KEY: import_api_keys,
-    RecordKind.SIGNING_SECRET: import_signing_secrets,
     RecordKind.LANE: import_lanes,
+    RecordKind.RECORD: import_records,
     RecordKind.TASK: import_tasks,
     RecordKind.ATTEMPT: import_attempts,
     RecordKind.REPLAY: import_replays,
     RecordKind.REPLAYED_TASK: import_replayed_tasks,
 }
 """The function that imports the records of each kind."""
-
-
-def get_transfer(tx: ReadTransaction) -> TransferMark | None:
-    """Return the mark of the store, or None."""
-    row = tx.execute("SELECT mark FROM transfer").fetchone()
-    return None if row is None else decode_transfer_mark(row[0])
-
-
-@write_operation
-def set_transfer(tx: WriteTransaction, mark: TransferMark | None) -> None:
-    """Mark the store, or remove its mark."""
-    if mark is None:
-        tx.execute("DELETE FROM transfer")
-    else:
-        tx.execute("INSERT OR REPLACE INTO transfer VALUES (1, ?)", (encode(mark),))

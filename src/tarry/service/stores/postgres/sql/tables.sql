@@ -221,27 +221,24 @@ CREATE TABLE tarry.policy (
 );
 CREATE INDEX policy_replaced ON tarry.policy (replaced_at) WHERE replaced_at IS NOT NULL;
 
-CREATE TABLE tarry.api_key (
-    id text COLLATE "C" PRIMARY KEY,
-    tenant text COLLATE "C" NOT NULL,
-    digest bytea NOT NULL UNIQUE,
-    name text NOT NULL,
-    created_at bigint NOT NULL,
-    revoked_at bigint,
-    role text NOT NULL DEFAULT 'admin'
-);
-CREATE TABLE tarry.signing_secret (
-    tenant text COLLATE "C" NOT NULL,
-    id text COLLATE "C" NOT NULL,
-    lane text COLLATE "C", -- NULL: all lanes without secrets of their own
-    secret bytea NOT NULL,
-    public_key text,
-    created_at bigint NOT NULL,
+CREATE TABLE tarry.record ( -- see store.RecordStore
+    owner text COLLATE "C" NOT NULL, -- a tenant, a lane, or empty
+    kind text COLLATE "C" NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    value bytea NOT NULL,
+    written_at bigint NOT NULL,
     expires_at bigint,
-    PRIMARY KEY (tenant, id)
-);
-CREATE INDEX signing_secret_expiry ON tarry.signing_secret (expires_at)
-    WHERE expires_at IS NOT NULL;
+    PRIMARY KEY (owner, kind, key)
+) WITH (fillfactor = 50, ${OFTEN_UPDATED});
+CREATE INDEX record_expiry ON tarry.record (expires_at) WHERE expires_at IS NOT NULL;
+-- Runs when no transaction that has locked the lane is writing a record of it.
+CREATE FUNCTION tarry.delete_lane_records_1() RETURNS trigger ${PLPGSQL} AS $$
+BEGIN
+    DELETE FROM tarry.record WHERE owner = OLD.name;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER delete_records AFTER DELETE ON tarry.lane_name
+FOR EACH ROW EXECUTE FUNCTION tarry.delete_lane_records_1();
 
 CREATE TABLE tarry.replay (
     id text COLLATE "C" PRIMARY KEY,
@@ -270,24 +267,6 @@ CREATE TABLE tarry.series ( -- number of attempts in each minute
 ) WITH (fillfactor = 50, ${OFTEN_UPDATED});
 CREATE INDEX series_by_minute ON tarry.series (minute);
 
-CREATE TABLE tarry.series_point ( -- see Store.record_series
-    step bigint NOT NULL,
-    at bigint NOT NULL,
-    sums jsonb NOT NULL,
-    PRIMARY KEY (step, at)
-) WITH (fillfactor = 50, ${OFTEN_UPDATED});
-
-CREATE TABLE tarry.lane_activity ( -- see Store.read_lane_activity
-    lane integer PRIMARY KEY REFERENCES tarry.lane_name (id) ON DELETE CASCADE,
-    activity bytea NOT NULL -- the LaneActivity
-) WITH (fillfactor = 50, ${OFTEN_UPDATED});
 CREATE TABLE tarry.orphan (ref text COLLATE "C" PRIMARY KEY); -- bodies of deleted tasks
 CREATE TABLE tarry.leader (id integer PRIMARY KEY, token text NOT NULL, until bigint NOT NULL)
     WITH (fillfactor = 50, ${OFTEN_UPDATED});
-CREATE TABLE tarry.transfer (id integer PRIMARY KEY, mark bytea NOT NULL); -- the TransferMark
-CREATE TABLE tarry.worker ( -- the registry of processes, see Store.record_worker
-    name text COLLATE "C" PRIMARY KEY,
-    seen_at bigint NOT NULL,
-    is_claiming boolean NOT NULL, -- its role is not `api`
-    record bytea NOT NULL -- the WorkerRecord
-) WITH (fillfactor = 50, ${OFTEN_UPDATED});

@@ -19,7 +19,7 @@ if action == 'create' then
     if not schema then
         -- Tenants would be looked up in the wrong partitions if the number of partitions was lost.
         local has_data = call('EXISTS', base .. 'tenant_names', base .. 'lane_ids',
-                              base .. 'counters', base .. 'api_keys', base .. 'workers') > 0
+                              base .. 'counters', base .. 'keyed_kinds') > 0
         require_key('meta', not has_data)
         call('HSET', key, 'partitions', args[4])
     end

@@ -7,8 +7,8 @@ if ARGV[3] ~= '' then
     local found = redis.call('HGET', prefix .. 'meta', 'identity')
     if found ~= ARGV[3] then
         local has_data = redis.call('EXISTS', prefix .. 'tenant_names', prefix .. 'lane_ids',
-                                    prefix .. 'counters', prefix .. 'api_keys',
-                                    prefix .. 'workers', prefix .. 'workers_seen') > 0
+                                    prefix .. 'counters', prefix .. 'keyed_kinds',
+                                    prefix .. 'keyed_owners') > 0
         if found or not has_data then
             return redis.error_reply('STORELOST ' .. KEYS[1] .. ' ' .. (found or ''))
         end

@@ -1,4 +1,4 @@
---! uses records tasks replays secrets
+--! uses records tasks replays keyed
 -- Stores records of another store, unless they exist.
 --
 -- args:     kind: name of an importer below
@@ -40,19 +40,12 @@ function importers.deleted_policy(record)
     change_policy_use(use)
 end
 
--- id, digest, creation time, time of revocation or nil; value: encoded record
-function importers.api_key(record, packed)
-    local id = record[1]
-    if call('HSETNX', base .. 'api_keys', id, packed) == 0 then return end
-    call('HSET', base .. 'api_key_digests', record[2], id)
-    call('HSET', base .. 'api_keys_created', id, record[3])
-    if record[4] then call('HSET', base .. 'api_keys_revoked', id, record[4]) end
-    call('ZADD', base .. 'api_key_ids', 0, id)
-end
-
--- tenant, id, lane or nil, creation time, time of expiry or nil; value: encoded record
-function importers.signing_secret(record, packed)
-    store_secret(record[1], record[2], record[3] or '', record[4], record[5], packed)
+-- owner, kind, key, time of the write; value: the value
+function importers.record(record, value)
+    local owner, kind, key = record[1], record[2], record[3]
+    if not read_keyed(owner, kind, key) then
+        write_keyed(owner, kind, key, value, record[4], nil)
+    end
 end
 
 -- name, time until which the lane is parked or nil, probes, opens, paused, time of the last claim,

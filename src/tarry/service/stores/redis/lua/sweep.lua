@@ -1,12 +1,12 @@
---! uses records tasks lost_tasks replays secrets audit
+--! uses records tasks lost_tasks replays keyed audit
 -- Deletes old and unused records, at most `limit` of each kind. args: retention of succeeded and
--- cancelled tasks, of dead letters, of replaced policy versions, and of silent processes; limit;
--- schema version, oldest compatible version and number of partitions, in the first partition.
+-- cancelled tasks, of dead letters, and of replaced policy versions; limit; schema version, oldest
+-- compatible version and number of partitions, in the first partition.
 -- Returns the number of deleted tasks, whether more work may be left (1 or 0), and pairs of a
 -- missing key and the consequence.
 
-local succeeded_ms, exhausted_ms, version_ms, worker_ms = args[1], args[2], args[3], args[4]
-local limit, store = args[5], args[6]
+local succeeded_ms, exhausted_ms, version_ms = args[1], args[2], args[3]
+local limit, store = args[4], args[5]
 local PAGE_SIZE = 100
 local MAX_KEPT = 10000 -- dead letters of tenants with replays that one sweep reads
 local deleted_count, has_more = 0, false
@@ -59,14 +59,11 @@ for _, id in ipairs(first_members('ended_replays', now - exhausted_ms)) do
     delete_replay(id)
 end
 
-for _, member in ipairs(first_members('expiring_secrets', now)) do
-    delete_secret(split(member))
-end
-
-for _, name in ipairs(first_members('workers_seen', now - worker_ms)) do
-    call('HDEL', base .. 'workers', name)
-    call('ZREM', base .. 'workers_seen', name)
-    call('ZREM', base .. 'leasing_workers', name)
+for _, kind in ipairs(call('SMEMBERS', base .. 'keyed_kinds')) do
+    for _, member in ipairs(first_members('keyed_expiry:' .. kind, now)) do
+        local owner, key = split(member)
+        delete_keyed(owner, kind, key)
+    end
 end
 
 flush() -- lists lanes and policies that have just become unused
@@ -79,7 +76,8 @@ for _, id in ipairs(first_members('unused_lanes', now)) do
     call('ZREM', base .. 'lane_names', lane.name)
     call('ZREM', base .. 'rated_lanes', lane.name)
     call('ZREM', base .. 'unused_lanes', id)
-    call('DEL', base .. 'lane:' .. id, base .. 'activity:' .. id)
+    delete_keyed_of_lane(lane.name)
+    call('DEL', base .. 'lane:' .. id)
     lanes[lane.id], changed_lanes[lane.id] = nil, nil
     local tenant = change_tenant(lane.tenant)
     tenant.lanes = tenant.lanes - 1

@@ -1,0 +1,99 @@
+--! uses records keyed
+-- Reads, lists, writes or exports records by owner, kind and key. args: action, and then
+--   read: list of {owner, kind, key}
+--   list: owner, kind, key after which the list begins, limit, maximum number of bytes
+--   write: list of {owner, kind, key, value or nil, expected value or nil, whether the change is
+--     unconditional, lifetime in ms or nil}; returns 1, or 0 if a change conflicts
+--   export: owner, kind and key after which the list begins, limit, maximum number of bytes;
+--     returns owner, kind, key, value and time of records of all owners that do not expire
+-- To `read` and `list`, the reply is the time and four values of each record: see `emit_keyed`. Of
+-- a record that does not exist, the value is false.
+
+local action = args[1]
+
+if action == 'read' then
+    local reply = {now}
+    for _, address in ipairs(args[2]) do
+        local owner, kind, key = unpack(address)
+        check_keyed(owner, kind)
+        emit_keyed(reply, key, read_keyed(owner, kind, key) or {false, 0})
+    end
+    return reply
+elseif action == 'list' then
+    local owner, kind, after, limit, max_bytes = args[2], args[3], args[4], args[5], args[6]
+    local _, names_key = keyed_keys(owner, kind)
+    check_keyed(owner, kind)
+    local reply, bytes = {now}, 0
+    local first = '(' .. after
+    while true do
+        local keys = call('ZRANGEBYLEX', names_key, first, '+', 'LIMIT', 0, limit)
+        for _, key in ipairs(keys) do
+            local record = read_keyed(owner, kind, key)
+            if record then
+                emit_keyed(reply, key, record)
+                bytes = bytes + #record[1]
+                if bytes >= max_bytes or #reply > 4 * limit then return reply end
+            end
+        end
+        if #keys < limit then return reply end
+        first = '(' .. keys[#keys]
+    end
+elseif action == 'write' then
+    write_despite_full_memory()
+    for _, change in ipairs(args[2]) do
+        local owner, kind, key, expected = change[1], change[2], change[3], change[5]
+        check_keyed(owner, kind, change[7])
+        if not change[6] then
+            local record = read_keyed(owner, kind, key)
+            if (record and record[1] or nil) ~= expected then return 0 end
+        end
+    end
+    for _, change in ipairs(args[2]) do
+        local owner, kind, key, value = change[1], change[2], change[3], change[4]
+        local lifetime_ms = change[7]
+        if value then
+            write_keyed(owner, kind, key, value, now, lifetime_ms and now + lifetime_ms)
+        else
+            delete_keyed(owner, kind, key)
+        end
+    end
+    return 1
+end
+
+local owner, kind, after, limit, max_bytes = args[2], args[3], args[4], args[5], args[6]
+local reply, bytes = {}, 0
+
+-- Appends the records with keys after `first`; returns whether the reply is complete.
+local function export(of_owner, of_kind, first)
+    local _, names_key = keyed_keys(of_owner, of_kind)
+    check_keyed(of_owner, of_kind)
+    while true do
+        local keys = call('ZRANGEBYLEX', names_key, first, '+', 'LIMIT', 0, limit)
+        for _, key in ipairs(keys) do
+            local record = read_keyed(of_owner, of_kind, key)
+            if record and not record[3] then
+                for _, value in ipairs({of_owner, of_kind, key, record[1], record[2]}) do
+                    reply[#reply + 1] = value
+                end
+                bytes = bytes + #record[1]
+                if bytes >= max_bytes or #reply >= 5 * limit then return true end
+            end
+        end
+        if #keys < limit then return false end
+        first = '(' .. keys[#keys]
+    end
+end
+
+-- Without this check, the records of all tenants would be left out.
+local has_owners = call('EXISTS', base .. 'keyed_owners') == 1
+require_key('keyed_owners', has_owners or call('EXISTS', base .. 'keyed_kinds') == 0)
+local is_complete = kind ~= '' and export(owner, kind, '(' .. after)
+local first = kind == '' and '-' or '(' .. owner .. '\0' .. kind
+while not is_complete do
+    local members = call('ZRANGEBYLEX', base .. 'keyed_owners', first, '+', 'LIMIT', 0, 1)
+    if #members == 0 then break end
+    local of_owner, of_kind = string.match(members[1], '^(.-)%z(.*)$')
+    is_complete = export(of_owner, of_kind, '-')
+    first = '(' .. members[1]
+end
+return reply

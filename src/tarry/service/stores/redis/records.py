@@ -1,0 +1,111 @@
+"""Records by owner, kind and key: implements `tarry.service.store.RecordStore`.
+
+The records of the service are in the first partition. Those of a tenant and its lanes are in the
+partition of the tenant.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tarry.service.store import MAX_LISTED_RECORDS, MAX_PAGE_BYTES, StoredRecord
+from tarry.service.stores.redis.codec import to_raw
+from tarry.service.stores.redis.partitions import GLOBAL_PARTITION, gather, tenant_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tarry.service.store import RecordAddress, RecordChange
+    from tarry.service.stores.redis.partitions import Partitions
+
+
+def _partition_of(partitions: Partitions, owner: str) -> int:
+    return partitions.partition_of(tenant_of(owner)) if owner else GLOBAL_PARTITION
+
+
+async def read_records(
+    partitions: Partitions, addresses: Sequence[RecordAddress]
+) -> tuple[int, list[StoredRecord | None]]:
+    """Return the time, and each record or None, in the order of the addresses."""
+    positions_by_partition: dict[int, list[int]] = {}
+    for position, address in enumerate(addresses):
+        partition = _partition_of(partitions, address.owner)
+        positions_by_partition.setdefault(partition, []).append(position)
+    replies = await gather(
+        _run(partitions, partition, "read", [addresses[position] for position in positions])
+        for partition, positions in (positions_by_partition or {GLOBAL_PARTITION: []}).items()
+    )
+    records: list[StoredRecord | None] = [None] * len(addresses)
+    for positions, (_, *fields) in zip(positions_by_partition.values(), replies, strict=False):
+        for position, values in zip(positions, _split(fields, 4), strict=True):
+            records[position] = _to_record(
+                addresses[position].owner, addresses[position].kind, values
+            )
+    return max(reply[0] for reply in replies), records
+
+
+async def list_records(
+    partitions: Partitions,
+    owner: str,
+    kind: str,
+    *,
+    after: str = "",
+    limit: int = MAX_LISTED_RECORDS,
+) -> tuple[int, list[StoredRecord]]:
+    """Return the time, and records with keys greater than `after`, by key."""
+    position = (owner, kind, after, limit, MAX_PAGE_BYTES)
+    partition = _partition_of(partitions, owner)
+    now, *fields = await _run(partitions, partition, "list", *position)
+    records = (_to_record(owner, kind, values) for values in _split(fields, 4))
+    return now, [record for record in records if record is not None]
+
+
+async def write_records(partitions: Partitions, changes: Sequence[RecordChange]) -> bool:
+    """Apply all changes, or none if one of them conflicts; return whether they were applied."""
+    if not changes:
+        return True
+    packed = [
+        (
+            change.owner,
+            change.kind,
+            change.key,
+            None if change.value is None else to_raw(change.value),
+            None if change.expected is None else to_raw(change.expected),
+            change.is_unconditional,
+            change.lifetime_ms,
+        )
+        for change in changes
+    ]
+    partition = _partition_of(partitions, changes[0].owner)
+    return bool(await _run(partitions, partition, "write", packed))
+
+
+async def export_records(
+    partitions: Partitions, partition: int, position: Sequence[str] | None, limit: int
+) -> tuple[list[StoredRecord], tuple[str, str, str] | None]:
+    """Return records of a partition that do not expire, and the position of the next page."""
+    after = ("", "", "") if position is None else position
+    fields = await _run(partitions, partition, "export", *after, limit, MAX_PAGE_BYTES)
+    records = [
+        StoredRecord(owner.decode(), kind.decode(), key.decode(), value, written_at)
+        for owner, kind, key, value, written_at in _split(fields, 5)
+    ]
+    if not records:
+        return records, None
+    return records, (records[-1].owner, records[-1].kind, records[-1].key)
+
+
+async def _run(partitions: Partitions, partition: int, *arguments: Any) -> Any:
+    return await partitions.run(partition, "keyed_records", *arguments)
+
+
+def _split(fields: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    return [fields[index : index + size] for index in range(0, len(fields), size)]
+
+
+def _to_record(owner: str, kind: str, values: Sequence[Any]) -> StoredRecord | None:
+    """Convert the values of a record in a reply of `keyed_records.lua`."""
+    key, value, written_at, expires_at = values
+    if value is None:
+        return None
+    return StoredRecord(owner, kind, key.decode(), value, written_at, expires_at or None)
