@@ -334,7 +334,7 @@ class InvariantChecker:
 
     async def _check_attempt_log(self, name: str, task: Task, max_attempts: int) -> None:
         attempt_log = await self._store.list_attempts(task.tenant, task.id, limit=1000)
-        numbers = [attempt.number for attempt in attempt_log]
+        numbers = [attempt.attempt_number for attempt in attempt_log]
         if numbers != list(range(1, task.attempts + 1)):
             self._fail(3, f"{name} has {task.attempts} attempts, but its log has {numbers}")
         if self.attempts[name] > task.attempts and name not in self.replaced:
@@ -345,7 +345,9 @@ class InvariantChecker:
             self._fail(3, f"{name} has {task.attempts} attempts, but a maximum of {max_attempts}")
         for attempt in attempt_log:
             if attempt.outcome == LOST and not self._may_lose_leases(attempt.worker):
-                self._fail(3, f"{attempt.worker} has lost attempt {attempt.number} of {name}")
+                self._fail(
+                    3, f"{attempt.worker} has lost attempt {attempt.attempt_number} of {name}"
+                )
 
     def _may_lose_leases(self, worker: str | None) -> bool:
         return self._environment.has_store_faults or any(

@@ -19,10 +19,10 @@ from tests.service.stores.reference_store import ReferenceStore
 
 LEASE = LeaseTerms("worker", 60_000, 1_000)
 ATTEMPTS: list[dict[str, Any]] = [
-    {"status": 503, "outcome": "transient"},
-    {"status": 500, "outcome": "transient"},
-    {"outcome": "transient", "error_class": "timeout", "error": "No response within 10 s"},
-    {"status": "UNAVAILABLE", "outcome": "transient", "error": "shard 5 is down"},
+    {"response_status": 503, "outcome": "transient"},
+    {"response_status": 500, "outcome": "transient"},
+    {"outcome": "transient", "error_class": "timeout", "error_message": "No response within 10 s"},
+    {"response_status": "UNAVAILABLE", "outcome": "transient", "error_message": "shard 5 is down"},
     {"outcome": "lost"},
 ]
 """The last attempts of the tasks 1 to 5. Task 0 has none."""
@@ -39,7 +39,9 @@ async def add_tasks(store: ReferenceStore, codec: Codec) -> None:
         TaskResult(
             task=leased_task,
             attempt=codec.encrypt_attempt(
-                AttemptRecord(number=1, scheduled_at=START_MS, started_at=START_MS, **fields)
+                AttemptRecord(
+                    attempt_number=1, scheduled_at=START_MS, started_at=START_MS, **fields
+                )
             ),
             status=Status.EXHAUSTED,
         )

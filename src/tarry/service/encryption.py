@@ -96,18 +96,20 @@ class Codec:
 
         The attempt is returned unchanged if it has neither, or if no keys are configured.
         """
-        texts = (attempt.error, attempt.excerpt)
+        texts = (attempt.error_message, attempt.response_excerpt)
         if self._fernet is None or texts == (None, None):
             return attempt
         encrypted_texts = self._fernet.encrypt(_encode_msgpack(texts))
-        return replace(attempt, error=None, excerpt=None, encrypted_texts=encrypted_texts)
+        return replace(
+            attempt, error_message=None, response_excerpt=None, encrypted_texts=encrypted_texts
+        )
 
     def decrypt_attempt(self, stored: AttemptRecord) -> AttemptRecord:
         """Decrypt an attempt of the store; raise DecryptionFailed if its key is not configured."""
         if stored.encrypted_texts is None:
             return stored
         error, excerpt = _decode_texts(self._decrypt(stored.encrypted_texts))
-        return replace(stored, error=error, excerpt=excerpt, encrypted_texts=None)
+        return replace(stored, error_message=error, response_excerpt=excerpt, encrypted_texts=None)
 
     def _decrypt(self, encrypted: bytes) -> bytes:
         if self._fernet is None:

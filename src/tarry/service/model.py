@@ -223,7 +223,7 @@ class DecisionRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False)
 class AttemptRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """One entry of the attempt log of a task."""
 
-    number: int
+    attempt_number: int = msgspec.field(name="number")
     scheduled_at: int
     started_at: int
     duration_ms: float | None = None
@@ -231,22 +231,22 @@ class AttemptRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     connect_ms: float | None = None
     tls_ms: float | None = None
     first_byte_ms: float | None = None
-    remote: str | None = None
+    remote_address: str | None = msgspec.field(default=None, name="remote")
     """The network address of the server."""
-    status: int | str | None = None
+    response_status: int | str | None = msgspec.field(default=None, name="status")
     """The HTTP status, or the name of the gRPC status code."""
-    error: str | None = None
+    error_message: str | None = msgspec.field(default=None, name="error")
     error_class: str | None = None
     outcome: str
     """The kind of the outcome, or `LOST`."""
     decision: DecisionRecord | None = None
-    excerpt: str | None = None
+    response_excerpt: str | None = msgspec.field(default=None, name="excerpt")
     """The beginning of the response body; unprintable characters are replaced by spaces."""
-    truncated: bool = False
+    response_truncated: bool = msgspec.field(default=False, name="truncated")
     """Whether the response body is longer than the excerpt."""
     worker: str | None = None
     encrypted_texts: bytes | None = None
-    """`error` and `excerpt`, which are None then; see `Codec.encrypt_attempt`."""
+    """`error_message` and `response_excerpt`, which are None then; see `Codec.encrypt_attempt`."""
 
 
 class PolicyVersion(msgspec.Struct, kw_only=True, gc=False):

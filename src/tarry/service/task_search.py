@@ -197,7 +197,7 @@ class TaskFinder:
             return True
         with suppress(DecryptionFailed, msgspec.MsgspecError):
             attempt = self._codec.decrypt_attempt(attempt)
-        return wanted in (attempt.error or "").lower()
+        return wanted in (attempt.error_message or "").lower()
 
     def _has_url(self, search: Search, packed_content: bytes) -> bool:
         try:
@@ -248,9 +248,9 @@ def last_error_class(attempt: AttemptRecord) -> str | None:
 
 
 def _has_status(attempt: AttemptRecord, wanted: str) -> bool:
-    if attempt.status is None:
+    if attempt.response_status is None:
         return False
-    status, wanted = str(attempt.status).lower(), wanted.lower()
+    status, wanted = str(attempt.response_status).lower(), wanted.lower()
     if _STATUS_CLASS.fullmatch(wanted):
-        return isinstance(attempt.status, int) and status[:1] == wanted[:1]
+        return isinstance(attempt.response_status, int) and status[:1] == wanted[:1]
     return status == wanted

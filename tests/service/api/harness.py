@@ -432,12 +432,12 @@ class ApiHarness:
         tasks = await self.lease_due_tasks()
         attempts = [
             AttemptRecord(
-                number=task.attempts + 1,
+                attempt_number=task.attempts + 1,
                 scheduled_at=task.next_attempt_at,
                 started_at=self.time.ms,
-                status=503,
+                response_status=503,
                 outcome="transient",
-                excerpt=excerpt,
+                response_excerpt=excerpt,
             )
             for task in tasks
         ]

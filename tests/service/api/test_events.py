@@ -104,7 +104,12 @@ async def test_events_contain_no_text_of_the_target(api: ApiHarness) -> None:
     reader = EventReader(api.api)
     await reader.wait_for_start()
     attempt = AttemptRecord(
-        number=1, scheduled_at=NOW, started_at=NOW, status=401, outcome="permanent", excerpt="s"
+        attempt_number=1,
+        scheduled_at=NOW,
+        started_at=NOW,
+        response_status=401,
+        outcome="permanent",
+        response_excerpt="s",
     )
     api.engine.events.publish(build_event("attempt", task_id="i", attempt=attempt))
     returned = (await reader.next_event())[2]["attempt"]
@@ -113,7 +118,7 @@ async def test_events_contain_no_text_of_the_target(api: ApiHarness) -> None:
         returned["responseExcerpt"],
         returned["taskId"],
     )
-    attempt.status, attempt.error = "UNAUTHENTICATED", "token s is not valid"
+    attempt.response_status, attempt.error_message = "UNAUTHENTICATED", "token s is not valid"
     api.engine.events.publish(build_event("attempt", task_id="i", attempt=attempt))
     assert (await reader.next_event())[2]["attempt"]["errorMessage"] is None
     reader.disconnect.set()

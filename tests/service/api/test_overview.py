@@ -107,7 +107,7 @@ async def test_the_overview_includes_counts_of_this_process_at_once(api: ApiHarn
     """An attempt is in the overview before the process has added its counts to the store."""
     assert [] == (await get_overview(api))["points"]
     attempt = AttemptRecord(
-        number=1, scheduled_at=NOW, started_at=NOW, duration_ms=1.0, outcome="transient",
+        attempt_number=1, scheduled_at=NOW, started_at=NOW, duration_ms=1.0, outcome="transient",
         decision=DecisionRecord(action="wait", delay_ms=40.0),
     )  # fmt: skip
     api.engine.reporter.metrics.record_attempt(attempt, "default", LANE)

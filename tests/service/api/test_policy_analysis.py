@@ -184,11 +184,11 @@ async def record_attempts(
     results: list[TaskResult] = []
     for index, task in enumerate(tasks):
         attempt = AttemptRecord(
-            number=1,
+            attempt_number=1,
             scheduled_at=task.next_attempt_at,
             started_at=api.time.ms + 100 * index,
             duration_ms=40.0 + index % 21 + added_ms if index < count else None,
-            status=200,
+            response_status=200,
             outcome="success" if index < count else "lost",
         )
         results.append(TaskResult(task=task, attempt=attempt, status=Status.SUCCEEDED))

@@ -42,16 +42,16 @@ async def fail_once(api: ApiHarness, task_id: str, excerpt: str | None = None) -
         breaker="closed",
     )
     attempt = AttemptRecord(
-        number=1,
+        attempt_number=1,
         scheduled_at=NOW,
         started_at=NOW,
         duration_ms=12.5,
-        status=503,
+        response_status=503,
         outcome="transient",
         decision=decision,
-        excerpt=excerpt,
-        truncated=True,
-        remote="93.184.216.34",
+        response_excerpt=excerpt,
+        response_truncated=True,
+        remote_address="93.184.216.34",
         worker="host-7-w",
     )
     await api.store.finish([
@@ -112,12 +112,12 @@ async def test_a_list_has_the_last_result_of_each_task(api: ApiHarness) -> None:
     await api.create(headers={"Authorization": "Bearer sesame-two"})
     (leased,) = await api.lease_due_tasks()
     attempt = AttemptRecord(
-        number=1,
+        attempt_number=1,
         scheduled_at=NOW,
         started_at=NOW + 5,
         outcome="transient",
         error_class="tls",
-        error="certificate of sesame-two",
+        error_message="certificate of sesame-two",
     )
     await api.store.finish([
         TaskResult(task=leased, attempt=attempt, status=Status.EXHAUSTED, reason="attempts")
@@ -141,12 +141,12 @@ async def test_a_single_task_has_its_last_result(api: ApiHarness, wait: str | No
     task = await api.create(headers=headers, idempotencyKey="k")
     (leased,) = await api.lease_due_tasks()
     attempt = AttemptRecord(
-        number=1,
+        attempt_number=1,
         scheduled_at=NOW,
         started_at=NOW + 5,
         outcome="transient",
         error_class="tls",
-        error="certificate of sesame-two",
+        error_message="certificate of sesame-two",
     )
     await api.store.finish([
         TaskResult(task=leased, attempt=attempt, status=Status.EXHAUSTED, reason="attempts")

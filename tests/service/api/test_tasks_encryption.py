@@ -15,12 +15,12 @@ async def exhaust_task(api: ApiHarness, codec: Codec) -> str:
     task_id = (await api.create())["taskId"]
     [task] = await api.lease_due_tasks()
     attempt = AttemptRecord(
-        number=1,
+        attempt_number=1,
         scheduled_at=NOW,
         started_at=NOW,
-        error="an error",
+        error_message="an error",
         error_class="reset",
-        excerpt="an excerpt",
+        response_excerpt="an excerpt",
         outcome="transient",
     )
     result = TaskResult(

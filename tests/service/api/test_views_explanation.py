@@ -16,13 +16,13 @@ LANE = LaneRecord(name="t/https:a:443", tenant="t")
 def build_attempt(number: int, **fields: object) -> AttemptRecord:
     """Return an attempt that got 503, with `fields` replaced."""
     values: dict[str, object] = {
-        "status": 503,
+        "response_status": 503,
         "outcome": "transient",
         "scheduled_at": fields.get("started_at", NOW),
         "started_at": NOW,
         **fields,
     }
-    return AttemptRecord(number=number, **values)  # type: ignore[arg-type]
+    return AttemptRecord(attempt_number=number, **values)  # type: ignore[arg-type]
 
 
 def build_task(**fields: object) -> Task:
@@ -103,10 +103,16 @@ HINT = DecisionRecord(action="stop", reason="hint-too-long", hint_ms=9e6, hint_s
         (
             build_task(status=Status.SUCCEEDED, attempts=2),
             [
-                build_attempt(1, status=None, error_class="refused", error="Failed", decision=WAIT),
+                build_attempt(
+                    1,
+                    response_status=None,
+                    error_class="refused",
+                    error_message="Failed",
+                    decision=WAIT,
+                ),
                 build_attempt(
                     2,
-                    status=200,
+                    response_status=200,
                     outcome="success",
                     decision=DecisionRecord(action="done"),
                     started_at=NOW + 50,
@@ -120,7 +126,10 @@ HINT = DecisionRecord(action="stop", reason="hint-too-long", hint_ms=9e6, hint_s
         ),
         (
             build_task(status=Status.EXHAUSTED, attempts=7, reason="attempts"),
-            [build_attempt(6, outcome="lost", status=None), build_attempt(7, decision=STOP)],
+            [
+                build_attempt(6, outcome="lost", response_status=None),
+                build_attempt(7, decision=STOP),
+            ],
             LANE,
             (
                 "earlier attempts not shown: 5; attempt 6 was lost with its worker; attempt 7 "
@@ -243,17 +252,17 @@ DONE = DecisionRecord(action="done")
     [
         (
             build_task(status=Status.SUCCEEDED, finished_at=NOW),
-            [build_attempt(2, status=200, started_at=NOW - 20_000, decision=DONE)],
+            [build_attempt(2, response_status=200, started_at=NOW - 20_000, decision=DONE)],
             "was to wait 20 s (ceiling 20 s, full jitter), cut short after 1.4 s; attempt 2",
         ),
         (
             build_task(status=Status.SUCCEEDED, finished_at=NOW),
-            [build_attempt(2, status=200, started_at=NOW - 1_390, decision=DONE)],
+            [build_attempt(2, response_status=200, started_at=NOW - 1_390, decision=DONE)],
             "waited 20 s (ceiling 20 s, full jitter); attempt 2",
         ),
         (
             build_task(status=Status.SUCCEEDED, finished_at=NOW),
-            [build_attempt(2, status=200, started_at=NOW + 18_600, decision=DONE)],
+            [build_attempt(2, response_status=200, started_at=NOW + 18_600, decision=DONE)],
             "was to wait 20 s (ceiling 20 s, full jitter), waited 40 s; attempt 2",
         ),
         (
@@ -306,9 +315,12 @@ def test_a_wait_that_differs_from_the_plan_is_explained(
 def test_errors_are_explained_without_secrets() -> None:
     """The text has the error class, and the error message with secrets redacted."""
     failed = build_attempt(
-        1, status=None, error_class="tls", error="TLS error for hush-hush: wrong version.",
+        1,
+        response_status=None,
+        error_class="tls",
+        error_message="TLS error for hush-hush: wrong version.",
         decision=STOP,
-    )  # fmt: skip
+    )
     returned = explain_task(
         build_task(status=Status.EXHAUSTED, reason="attempts"),
         TaskContent(url="https://a/?token=hush-hush"),
@@ -324,7 +336,9 @@ def test_errors_are_explained_without_secrets() -> None:
 def test_a_blocked_target_is_explained_with_the_setting() -> None:
     """The text has the complete error, which ends with the setting, and when to replay the task."""
     error = f"{'x' * 300}; the operator can allow it: --allow-target a (setting allow_target)"
-    failed = build_attempt(1, status=None, error_class="blocked", error=error, decision=STOP)
+    failed = build_attempt(
+        1, response_status=None, error_class="blocked", error_message=error, decision=STOP
+    )
     task = build_task(status=Status.EXHAUSTED, reason="permanent")
     text = explain_text(task, failed)
     assert f"attempt 1 failed (blocked: {error}); stopped" in text

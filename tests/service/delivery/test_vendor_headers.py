@@ -34,10 +34,10 @@ def records(first_number: int, *statuses: int | None) -> list[AttemptRecord]:
     """Return attempts with these statuses."""
     return [
         AttemptRecord(
-            number=number,
+            attempt_number=number,
             scheduled_at=0,
             started_at=0,
-            status=status,
+            response_status=status,
             outcome="transient",
             decision=DecisionRecord(action="wait"),
             worker="w",

@@ -46,7 +46,7 @@ async def test_attempts_of_the_caller_are_counted() -> None:
 
     numbers = [dict(request.headers)["X-Retry-Attempt"] for request in target.requests]
     assert ["3", "4"] == numbers
-    assert [1, 2] == [attempt.number for attempt in await harness.list_attempts(task)]
+    assert [1, 2] == [attempt.attempt_number for attempt in await harness.list_attempts(task)]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ async def test_blocked_address_is_not_retried() -> None:
         (await harness.get_task(task)).reason,
     )
     (attempt,) = await harness.list_attempts(task)
-    assert ("blocked", "10.0.0.1 is private") == (attempt.error_class, attempt.error)
+    assert ("blocked", "10.0.0.1 is private") == (attempt.error_class, attempt.error_message)
 
 
 @pytest.mark.parametrize(
@@ -177,4 +177,4 @@ async def test_attempt_log_has_an_excerpt_of_a_failed_response(
     [task] = await harness.add(harness.new_task())
     await asyncio.sleep(1)
     [attempt] = await harness.list_attempts(task)
-    assert logged == (attempt.excerpt, attempt.truncated)
+    assert logged == (attempt.response_excerpt, attempt.response_truncated)

@@ -35,14 +35,14 @@ def test_secrets_that_a_target_returns_are_not_stored() -> None:
     """Values of secret headers and query parameters are redacted in the excerpt."""
     text = "order-7 header-secret query/secret query%2Fsecret Bearer header-secret"
     attempt = log_attempt(DeliveryResult(status=500, excerpt=text.encode()))
-    assert "order-7 [redacted] [redacted] [redacted] [redacted]" == attempt.excerpt
+    assert "order-7 [redacted] [redacted] [redacted] [redacted]" == attempt.response_excerpt
 
 
 def test_secrets_of_the_target_are_not_stored() -> None:
     """Values of JSON members with a secret name are redacted in the excerpt."""
     excerpt = b'{"error": "expired", "access_token": "t-1"}'
     attempt = log_attempt(DeliveryResult(status=500, excerpt=excerpt))
-    assert '{"error": "expired", "access_token": "[redacted]"}' == attempt.excerpt
+    assert '{"error": "expired", "access_token": "[redacted]"}' == attempt.response_excerpt
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_secrets_of_the_target_are_not_stored() -> None:
 )
 def test_secrets_in_an_error_are_not_stored(response: DeliveryResult) -> None:
     """The error of an attempt is redacted like the excerpt."""
-    assert "bad header [redacted]" == log_attempt(response).error
+    assert "bad header [redacted]" == log_attempt(response).error_message
 
 
 @pytest.mark.parametrize("start", [500, 505, 511, 1015])
@@ -67,7 +67,7 @@ def test_no_part_of_a_secret_is_stored(start: int) -> None:
         DeliveryResult(status="INTERNAL", error=text),
     ):
         attempt = log_attempt(response)
-        stored = attempt.excerpt or attempt.error or ""
+        stored = attempt.response_excerpt or attempt.error_message or ""
         assert ("." * start + "[redacted]" + "." * 600)[:512] == stored
 
 
@@ -75,4 +75,4 @@ def test_excerpt_is_marked_as_truncated_if_redaction_shortens_it() -> None:
     """An excerpt is truncated although the redacted text has less than 512 characters."""
     text = '{"token": "' + "x" * 3000
     attempt = log_attempt(DeliveryResult(status=500, excerpt=text[:2048].encode(), truncated=True))
-    assert ('{"token": "[redacted]', True) == (attempt.excerpt, attempt.truncated)
+    assert ('{"token": "[redacted]', True) == (attempt.response_excerpt, attempt.response_truncated)

@@ -254,7 +254,7 @@ async def test_latencies_of_many_lanes_are_stored() -> None:
         *(harness.new_task(url=f"http://h{number}.example/") for number in range(600))
     )
     attempt = AttemptRecord(
-        number=1, scheduled_at=0, started_at=0, duration_ms=0.0, outcome="success"
+        attempt_number=1, scheduled_at=0, started_at=0, duration_ms=0.0, outcome="success"
     )
     for task in tasks:
         harness.metrics.record_attempt(attempt, "default", task.lane)

@@ -86,7 +86,7 @@ async def test_buffered_samples_are_included_when_metrics_are_read() -> None:
         decision = wait if number % 2 else None
         metrics.record_attempt(
             AttemptRecord(
-                number=1,
+                attempt_number=1,
                 scheduled_at=9_000,
                 started_at=9_000 + lag_ms,
                 duration_ms=None if number % 3 else 5.0,
@@ -219,7 +219,7 @@ async def test_labels_are_bounded() -> None:
 async def test_combinations_of_policy_and_lane_are_bounded() -> None:
     """After 1,000 combinations of policy and lane, attempts of others have the lane `other`."""
     harness = EngineHarness(FakeTarget(OK))
-    attempt = AttemptRecord(number=1, scheduled_at=0, started_at=0, outcome="success")
+    attempt = AttemptRecord(attempt_number=1, scheduled_at=0, started_at=0, outcome="success")
     for number in range(3_000):
         policy_id, lane = f"p{number % 50}", f"default/http:h{number // 50}.example:80"
         harness.metrics.record_attempt(attempt, policy_id, lane)
@@ -374,7 +374,7 @@ async def test_latencies_are_shared_by_tenants(monkeypatch: pytest.MonkeyPatch) 
 
     recorded = EngineHarness(FakeTarget()).metrics
     attempt = AttemptRecord(
-        number=1, scheduled_at=0, started_at=0, duration_ms=8.0, outcome="success"
+        attempt_number=1, scheduled_at=0, started_at=0, duration_ms=8.0, outcome="success"
     )
     for _ in range(2):  # the second time, after the latencies were taken
         for number in range(20):

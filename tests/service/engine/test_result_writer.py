@@ -48,7 +48,9 @@ CONTENT = TaskContent(url="https://a/x?token=hush", callback_url="https://b/done
 
 def test_callback_has_the_result_of_the_task() -> None:
     """A callback has the task's result as JSON, with the target URL without its query."""
-    attempt = AttemptRecord(number=3, scheduled_at=1, started_at=1, status=410, outcome="permanent")
+    attempt = AttemptRecord(
+        attempt_number=3, scheduled_at=1, started_at=1, response_status=410, outcome="permanent"
+    )
     result = final_result(TASK, attempt, Status.EXHAUSTED, "permanent")
 
     callback = build_callback_task(TASK, CONTENT, result, new_id=lambda: "j", pack=Codec().pack)

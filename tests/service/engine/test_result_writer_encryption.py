@@ -32,11 +32,11 @@ async def test_error_and_excerpt_are_encrypted_in_the_store() -> None:
     stored = await harness.list_attempts(task)
     assert b" e" not in msgspec.msgpack.encode(stored)
     assert [(None, "reset"), (500, None), (503, None)] == [
-        (attempt.status, attempt.error_class) for attempt in stored
+        (attempt.response_status, attempt.error_class) for attempt in stored
     ]
     assert stored[2].encrypted_texts is None  # there was no text
     texts = [("an error", None), (None, "an excerpt"), (None, None)]
     decrypted = [codec.decrypt_attempt(attempt) for attempt in stored]
-    assert texts == [(attempt.error, attempt.excerpt) for attempt in decrypted]
+    assert texts == [(attempt.error_message, attempt.response_excerpt) for attempt in decrypted]
     published = [event.attempt for event in harness.published if event.attempt is not None]
-    assert texts == [(attempt.error, attempt.excerpt) for attempt in published]
+    assert texts == [(attempt.error_message, attempt.response_excerpt) for attempt in published]

@@ -298,7 +298,7 @@ async def test_values_are_redacted_in_the_attempt_log() -> None:
     [task] = await harness.add(harness.new_task(secret_headers=HEADERS))
     await asyncio.sleep(10)
     [attempt] = await harness.list_attempts(task)
-    assert "you sent [redacted]" == attempt.excerpt
+    assert "you sent [redacted]" == attempt.response_excerpt
 
 
 async def test_secrets_of_a_lane_are_redacted_in_texts_of_other_tasks() -> None:
@@ -317,7 +317,7 @@ async def test_secrets_of_a_lane_are_redacted_in_texts_of_other_tasks() -> None:
     await asyncio.sleep(1)
     [attempt] = await harness.list_attempts(task)
     expected = "was [redacted], is [redacted] and [redacted]g==; other-1"
-    assert expected == attempt.excerpt
+    assert expected == attempt.response_excerpt
 
 
 def test_values_that_were_used_last_are_redacted() -> None:
@@ -340,7 +340,7 @@ async def test_texts_are_redacted_while_a_secret_of_the_lane_is_unknown() -> Non
         [task] = await harness.add(harness.new_task())
         await asyncio.sleep(100)
         [attempt] = await harness.list_attempts(task)
-        excerpts.append(attempt.excerpt)
+        excerpts.append(attempt.response_excerpt)
     assert ["[redacted]", "you stored [redacted]"] == excerpts
 
 

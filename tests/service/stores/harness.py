@@ -158,7 +158,7 @@ def task(number: int = 1, host: str = "a", tenant: str = "acme", **fields: Any) 
 def next_attempt(leased: Task, outcome: str = "transient", **fields: Any) -> AttemptRecord:
     """Return the record of the next attempt of a leased task."""
     return AttemptRecord(
-        number=leased.attempts + 1,
+        attempt_number=leased.attempts + 1,
         scheduled_at=leased.next_attempt_at,
         started_at=leased.next_attempt_at + 1,
         outcome=outcome,

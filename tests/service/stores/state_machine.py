@@ -248,7 +248,7 @@ class StoreMachine(RuleBasedStateMachine):
     ) -> TaskResult:
         leased = self._lease_at(draft.lease_index)[index]
         attempt = AttemptRecord(
-            number=leased.attempts + 1,
+            attempt_number=leased.attempts + 1,
             scheduled_at=leased.next_attempt_at,
             started_at=self.now,
             outcome="success" if draft.status is Status.SUCCEEDED else "transient",

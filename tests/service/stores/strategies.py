@@ -40,7 +40,7 @@ search_fields: st.SearchStrategy[dict[str, Any]] = st.one_of(
     st.fixed_dictionaries({"is_live": st.just(value=True)}),
     st.fixed_dictionaries({"finished_from": times}),
     st.fixed_dictionaries({"finished_until": times}),
-    st.just({"matches_attempt": lambda attempt: attempt.number == 1}),
+    st.just({"matches_attempt": lambda attempt: attempt.attempt_number == 1}),
 )
 leases = st.builds(
     LeaseTerms,

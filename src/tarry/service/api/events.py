@@ -244,7 +244,9 @@ def _event_view(event: EngineEvent) -> ServiceEvent:
     if event.attempt is not None:
         attempt = attempt_view(event.task_id or "", event.attempt, secrets=[])
         attempt.response_excerpt, attempt.response_truncated = None, False
-        if isinstance(event.attempt.status, str):  # gRPC: the target wrote the error message
+        if isinstance(
+            event.attempt.response_status, str
+        ):  # gRPC: the target wrote the error message
             attempt.error_message = None
     return ServiceEvent(
         kind=event.kind,

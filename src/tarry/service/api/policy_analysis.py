@@ -120,7 +120,7 @@ class PolicyAnalysisResource:
             attempts += [
                 RecordedAttempt(
                     task_id,
-                    attempt.number,
+                    attempt.attempt_number,
                     attempt.started_at,
                     attempt.duration_ms,
                     attempt.outcome,

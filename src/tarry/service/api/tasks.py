@@ -336,8 +336,8 @@ class TaskResource:
             items.append(views.attempt_view(task.id, attempt, secrets))
             if not number % _YIELD_EVERY_VIEWS:
                 await asyncio.sleep(0)
-        has_more = bool(attempts) and attempts[-1].number < task.attempts
-        next_cursor = str(attempts[-1].number) if has_more else None
+        has_more = bool(attempts) and attempts[-1].attempt_number < task.attempts
+        next_cursor = str(attempts[-1].attempt_number) if has_more else None
         return json_response(200, Page(items=items, next_cursor=next_cursor))
 
     @Operation("GET", "/attempts", "exportAttempts", Page[AttemptLog], query=AttemptQuery)

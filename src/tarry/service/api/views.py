@@ -48,6 +48,12 @@ if TYPE_CHECKING:
 _ENCRYPTED = "[encrypted]"
 _UNREADABLE_CONTENT = TaskContent(url=_ENCRYPTED, method=_ENCRYPTED)
 """Shown instead of content that cannot be decrypted or decoded."""
+_COPIED_ATTEMPT_FIELDS = tuple(
+    name
+    for name in wire.AttemptLog.__struct_fields__
+    if name not in {"task_id", "error_message", "decision", "response_excerpt", "worker"}
+)
+"""Fields of an `AttemptRecord` that the API shows as they are."""
 _REASON_TEXTS = {reason.value: reason.description for reason in Reason}
 _MAX_ERROR_CHARS = 200
 _MAX_REQUEST_CHARS = 512
@@ -124,8 +130,8 @@ async def read_last_attempt(context: ApiContext, task: Task, view: RetryTask) ->
 
 def _set_last_attempt(view: RetryTask, content: TaskContent | None, attempt: AttemptRecord) -> None:
     """Set the result of the last attempt, with the secrets in `content` redacted."""
-    view.last_status, view.last_attempt_at = attempt.status, attempt.started_at
-    message = attempt.error
+    view.last_status, view.last_attempt_at = attempt.response_status, attempt.started_at
+    message = attempt.error_message
     if message is not None:
         message = _shorten_error(redact_text(message, find_secrets(content)), attempt)
     view.last_error = ": ".join(filter(None, (last_error_class(attempt), message))) or None
@@ -188,33 +194,21 @@ def attempt_view(
     task_id: str, attempt: AttemptRecord, secrets: list[str] | None
 ) -> wire.AttemptLog:
     """Return one entry of the attempt log, with the `secrets` of the task redacted."""
-    decision, error, excerpt = None, attempt.error, attempt.excerpt
+    decision, error, excerpt = None, attempt.error_message, attempt.response_excerpt
     if attempt.decision is not None:
         decision = msgspec.convert(attempt.decision, wire.Decision, from_attributes=True)
     if error is not None:
         error = redact_text(error, secrets)
     if excerpt is not None:
-        excerpt = redact_text(excerpt, secrets, is_truncated=attempt.truncated)
+        excerpt = redact_text(excerpt, secrets, is_truncated=attempt.response_truncated)
     if attempt.encrypted_texts is not None:  # their key is missing, see `read_attempts`
         error = excerpt = _ENCRYPTED
     return wire.AttemptLog(
         task_id=task_id,
-        attempt_number=attempt.number,
-        scheduled_at=attempt.scheduled_at,
-        started_at=attempt.started_at,
-        duration_ms=attempt.duration_ms,
-        dns_ms=attempt.dns_ms,
-        connect_ms=attempt.connect_ms,
-        tls_ms=attempt.tls_ms,
-        first_byte_ms=attempt.first_byte_ms,
-        remote_address=attempt.remote,
-        response_status=attempt.status,
+        **{name: getattr(attempt, name) for name in _COPIED_ATTEMPT_FIELDS},
         error_message=error,
-        error_class=attempt.error_class,
-        outcome=attempt.outcome,
         decision=decision,
         response_excerpt=excerpt,
-        response_truncated=attempt.truncated,
         # The random part of the name: host names and process ids are not for tenants.
         worker=attempt.worker and attempt.worker.rpartition("-")[2],
     )
@@ -222,7 +216,9 @@ def attempt_view(
 
 def exported_attempt_view(task_id: str, attempt: AttemptRecord) -> wire.AttemptLog:
     """Return one entry of the attempt log without texts, which may be encrypted."""
-    without_texts = msgspec.structs.replace(attempt, error=None, excerpt=None, encrypted_texts=None)
+    without_texts = msgspec.structs.replace(
+        attempt, error_message=None, response_excerpt=None, encrypted_texts=None
+    )
     return attempt_view(task_id, without_texts, [])
 
 
@@ -364,7 +360,9 @@ def explain_task(
         text = _describe_attempt(attempt, view.error_message, wait_end, is_cancelled=is_cancelled)
         if _led_to_stop(attempt) and (attempt is not attempts[-1] or not status.is_finished):
             text += "; was replayed"
-        steps.append(wire.ExplainedStep(attempt_number=attempt.number, text=text, attempt=view))
+        steps.append(
+            wire.ExplainedStep(attempt_number=attempt.attempt_number, text=text, attempt=view)
+        )
     is_blocked = bool(attempts) and attempts[-1].error_class == Fault.BLOCKED
     if status is Status.IN_FLIGHT:
         next_step = _leased_step(task, is_running=is_running)
@@ -387,8 +385,8 @@ def explain_task(
         note = f"Its policy {task.policy_id} was deleted: the task uses the default policy."
         next_step = wire.NextStep(text=f"{next_step.text} {note}", at=next_step.at)
     sentences = [step.text for step in steps]
-    if attempts and attempts[0].number > 1:
-        sentences.insert(0, f"earlier attempts not shown: {attempts[0].number - 1}")
+    if attempts and attempts[0].attempt_number > 1:
+        sentences.insert(0, f"earlier attempts not shown: {attempts[0].attempt_number - 1}")
     if task.reason is not None and not (attempts and _led_to_stop(attempts[-1])):
         sentences.append(f"stopped: {_REASON_TEXTS.get(task.reason, task.reason)}")
     if not sentences:
@@ -434,14 +432,14 @@ def _describe_attempt(
     cancelled during the attempt or the wait.
     """
     if attempt.outcome == LOST:
-        result = f"attempt {attempt.number} was lost with its worker"
-    elif attempt.status is not None:
-        result = f"attempt {attempt.number} got {attempt.status}"
+        result = f"attempt {attempt.attempt_number} was lost with its worker"
+    elif attempt.response_status is not None:
+        result = f"attempt {attempt.attempt_number} got {attempt.response_status}"
     else:
         cause = attempt.error_class or attempt.outcome
         if error and cause != "refused":  # the message of a refused connection adds nothing
             cause += f": {_shorten_error(error, attempt).rstrip('.')}"
-        result = f"attempt {attempt.number} failed ({cause})"
+        result = f"attempt {attempt.attempt_number} failed ({cause})"
     if attempt.decision is None or attempt.decision.action == "done":
         return result
     waited_ms = None

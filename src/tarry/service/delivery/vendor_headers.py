@@ -28,11 +28,11 @@ def cloud_tasks_headers(task: Task, previous: Sequence[AttemptRecord]) -> dict[s
 
     `previous` are the earlier attempts, or the last ones if there are many.
     """
-    statuses = [attempt.status for attempt in previous]
+    statuses = [attempt.response_status for attempt in previous]
     # Google's service does not count a 503, because it means a lack of instances.
     executions = sum(status not in {None, _UNAVAILABLE} for status in statuses)
-    if previous and previous[0].number > 1 + task.lost_attempts:
-        executions += previous[0].number - 1  # not read; most of them had a response
+    if previous and previous[0].attempt_number > 1 + task.lost_attempts:
+        executions += previous[0].attempt_number - 1  # not read; most of them had a response
     headers = {
         "User-Agent": "Google-Cloud-Tasks",
         "X-CloudTasks-QueueName": task.lane.partition("@")[2],

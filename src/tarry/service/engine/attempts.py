@@ -174,7 +174,7 @@ def build_record(
     """Return the attempt log entry of a delivery; `add_error_and_excerpt` adds these texts."""
     task, fault = attempt.leased_task.task, delivery.fault
     return AttemptRecord(
-        number=task.attempts + 1,
+        attempt_number=task.attempts + 1,
         scheduled_at=task.next_attempt_at,
         started_at=attempt.started_at,
         duration_ms=delivery.duration_ms,
@@ -182,8 +182,8 @@ def build_record(
         connect_ms=delivery.connect_ms,
         tls_ms=delivery.tls_ms,
         first_byte_ms=delivery.first_byte_ms,
-        remote=delivery.remote,
-        status=delivery.status,
+        remote_address=delivery.remote,
+        response_status=delivery.status,
         error_class=None if fault is None else str(fault),
         outcome=str(outcome.kind),
         decision=decision,
@@ -203,10 +203,10 @@ def add_error_and_excerpt(
         if delivery.fault is None and delivery.has_unknown_secrets:
             secrets = None  # the texts are from the target
         if delivery.error:
-            record.error, _ = _redact_and_cut(delivery.error, secrets, is_truncated=False)
+            record.error_message, _ = _redact_and_cut(delivery.error, secrets, is_truncated=False)
         if delivery.excerpt:
             text = delivery.excerpt.decode("utf-8", "replace")
-            record.excerpt, record.truncated = _redact_and_cut(
+            record.response_excerpt, record.response_truncated = _redact_and_cut(
                 text, secrets, is_truncated=delivery.truncated
             )
 

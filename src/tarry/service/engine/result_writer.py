@@ -475,8 +475,8 @@ def _describe_transition(
     if attempt is None or attempt.outcome == SUCCESS.kind:
         return f"{text}."
     result = attempt.error_class or attempt.outcome
-    if attempt.status is not None:
-        result = f"status {attempt.status}"
+    if attempt.response_status is not None:
+        result = f"status {attempt.response_status}"
     return f"{text}: {result}." if is_probe else f"{text}, the last one: {result}."
 
 
@@ -509,7 +509,7 @@ def build_callback_task(
             status=STATUS_NAMES[result.status],
             reason=result.reason,
             attempt_number=task.attempts + (attempt is not None),
-            response_status=None if attempt is None else attempt.status,
+            response_status=None if attempt is None else attempt.response_status,
             created_at=task.created_at,
         )
     )

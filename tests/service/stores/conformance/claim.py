@@ -260,13 +260,13 @@ async def returned_values_are_copies(harness: StoreHarness) -> None:
         [logged] = await harness.store.list_attempts("acme", expected.id)
         assert logged.decision is not None
         assert (1, "transient", "wait") == (
-            logged.number,
+            logged.attempt_number,
             logged.outcome,
             logged.decision.action,
         )
         for attempt in (result.attempt, logged):
             assert attempt.decision is not None
-            attempt.number, attempt.decision.action = 77, "changed"
+            attempt.attempt_number, attempt.decision.action = 77, "changed"
 
     (await harness.get_lane()).paused = True
     (await harness.store.list_lanes(None)).items[0].paused = True

@@ -41,7 +41,7 @@ async def an_abandoned_task_is_claimed_again(harness: StoreHarness) -> None:
     )
     assert expected == new == await harness.get_task(1)
     lost = AttemptRecord(
-        number=1,
+        attempt_number=1,
         scheduled_at=START_MS + 500,
         started_at=START_MS + 500,
         outcome=LOST,
@@ -111,7 +111,7 @@ async def the_result_of_a_lost_lease_is_superseded(harness: StoreHarness) -> Non
     assert 1 == (await harness.store.counters()).superseded_count
     assert [FinishStatus.APPLIED] == await harness.store.finish([success_result(new)])
     assert [1, 2] == [
-        attempt.number for attempt in await harness.store.list_attempts("acme", old.id)
+        attempt.attempt_number for attempt in await harness.store.list_attempts("acme", old.id)
     ]
 
 
@@ -127,7 +127,7 @@ async def every_abandoned_attempt_is_logged(harness: StoreHarness) -> None:
     assert 3 == leased.attempts
     attempts = await harness.store.list_attempts("acme", leased.id)
     assert [(1, LOST), (2, LOST), (3, LOST)] == [
-        (attempt.number, attempt.outcome) for attempt in attempts
+        (attempt.attempt_number, attempt.outcome) for attempt in attempts
     ]
     assert {"lost": 3} == _sum_outcomes(await harness.store.attempts_per_minute(None, since=0))
 

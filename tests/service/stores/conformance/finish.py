@@ -124,7 +124,7 @@ async def the_attempt_log_keeps_every_field(harness: StoreHarness) -> None:
     """An attempt is read from the log exactly as it was written."""
     leased = await harness.lease_new_task(1)
     full = AttemptRecord(
-        number=1,
+        attempt_number=1,
         scheduled_at=START_MS,
         started_at=START_MS + 2,
         duration_ms=12.3456789,
@@ -132,9 +132,9 @@ async def the_attempt_log_keeps_every_field(harness: StoreHarness) -> None:
         connect_ms=0.2,
         tls_ms=0.3,
         first_byte_ms=11.0,
-        remote="192.0.2.1:443",
-        status=503,
-        error="overloaded: ä\n",
+        remote_address="192.0.2.1:443",
+        response_status=503,
+        error_message="overloaded: ä\n",
         error_class="busy",
         outcome="overloaded",
         decision=DecisionRecord(
@@ -148,14 +148,14 @@ async def the_attempt_log_keeps_every_field(harness: StoreHarness) -> None:
             budget=495.0,
             breaker="closed",
         ),
-        excerpt="{" + "x" * 2000,
+        response_excerpt="{" + "x" * 2000,
         worker="worker",
     )
     minimal = AttemptRecord(
-        number=2,
+        attempt_number=2,
         scheduled_at=START_MS + 5,
         started_at=START_MS + 6,
-        status="UNAVAILABLE",
+        response_status="UNAVAILABLE",
         outcome="transient",
     )
     first = retry_result(leased, START_MS + 5)
@@ -196,7 +196,7 @@ async def a_lease_can_be_renewed_for_the_next_attempt(harness: StoreHarness) -> 
     assert [] == (await harness.claim(OTHER_LEASE)).tasks
     assert [FinishStatus.APPLIED] == await harness.store.finish([success_result(renewed)])
     assert [1, 2] == [
-        attempt.number for attempt in await harness.store.list_attempts("acme", leased.id)
+        attempt.attempt_number for attempt in await harness.store.list_attempts("acme", leased.id)
     ]
 
 

@@ -222,7 +222,7 @@ async def retry_now_replays_a_dead_letter(harness: StoreHarness) -> None:
     [leased] = (await harness.claim()).tasks
     await harness.store.finish([success_result(leased)])
     assert [1, 2] == [
-        attempt.number for attempt in await harness.store.list_attempts("acme", leased.id)
+        attempt.attempt_number for attempt in await harness.store.list_attempts("acme", leased.id)
     ]
 
 
@@ -501,11 +501,11 @@ async def functions_of_a_filter_select_tasks(harness: StoreHarness) -> None:
     page = await harness.store.list_tasks("acme", odd, limit=1, oldest_first=True)
     assert [5] == task_numbers(page.items)
     attempted = StoredTaskFilter(
-        reason="budget", matches_attempt=lambda attempt: attempt.number == 1
+        reason="budget", matches_attempt=lambda attempt: attempt.attempt_number == 1
     )
     assert [4, 2] == task_numbers(await list_all(harness, attempted, 1))
     assert 0 == await harness.store.count_tasks(
-        "acme", StoredTaskFilter(matches_attempt=lambda attempt: attempt.number == 2)
+        "acme", StoredTaskFilter(matches_attempt=lambda attempt: attempt.attempt_number == 2)
     )
     neither = StoredTaskFilter(matches_attempt=lambda _: True, matches_content=is_odd)
     assert [] == await list_all(harness, neither, 1)
@@ -528,7 +528,7 @@ async def the_last_attempts_are_read_together(harness: StoreHarness) -> None:
     attempts = await harness.store.last_attempts("acme", ids)
 
     assert {task_id(1): 2, task_id(2): 1, task_id(3): 1} == {
-        found_id: attempt.number for found_id, attempt in attempts.items()
+        found_id: attempt.attempt_number for found_id, attempt in attempts.items()
     }
     assert "lost" == attempts[task_id(2)].outcome
 
@@ -554,7 +554,7 @@ async def attempts_of_many_tasks_have_pages(harness: StoreHarness) -> None:
                 "acme", task_filter, cursor=cursor, limit=limit
             )
             assert len(page.items) <= limit
-            found += [(int(found_id[-12:], 16), log.number) for found_id, log in page.items]
+            found += [(int(found_id[-12:], 16), log.attempt_number) for found_id, log in page.items]
             cursor = page.cursor
             if cursor is None:
                 return found
@@ -588,7 +588,7 @@ async def the_attempt_log_has_pages(harness: StoreHarness) -> None:
 
     async def list_numbers(after: int, limit: int) -> list[int]:
         attempts = await harness.store.list_attempts("acme", leased.id, after=after, limit=limit)
-        return [attempt.number for attempt in attempts]
+        return [attempt.attempt_number for attempt in attempts]
 
     assert [1, 2, 3, 4, 5, 6] == await list_numbers(0, 100)
     assert [1, 2] == await list_numbers(0, 2)
@@ -604,7 +604,7 @@ async def pages_of_large_attempts_are_short(harness: StoreHarness) -> None:
     for _ in range(3):
         result = retry_result(leased, harness.clock.now, renewed_lease=LEASE)
         assert result.attempt is not None
-        result.attempt.excerpt = "x" * (MAX_PAGE_BYTES // 2)
+        result.attempt.response_excerpt = "x" * (MAX_PAGE_BYTES // 2)
         await harness.store.finish([result])
         leased = await harness.get_task(1)
 
@@ -613,4 +613,4 @@ async def pages_of_large_attempts_are_short(harness: StoreHarness) -> None:
         for after in (0, 2)
     ]
 
-    assert [[1, 2], [3]] == [[attempt.number for attempt in page] for page in pages]
+    assert [[1, 2], [3]] == [[attempt.attempt_number for attempt in page] for page in pages]

@@ -162,7 +162,7 @@ async def a_lease_on_add_is_a_normal_lease(harness: StoreHarness) -> None:
 
     assert [1, 4] == task_numbers(tasks)
     assert [0, 1] == [leased.attempts for leased in tasks]
-    assert next_attempt(tasks[1]).number == 2
+    assert next_attempt(tasks[1]).attempt_number == 2
 
 
 @conformance_case

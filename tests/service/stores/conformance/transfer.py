@@ -345,7 +345,8 @@ async def a_page_of_records_is_bounded_by_its_size(harness: StoreHarness) -> Non
     await harness.store.finish(
         [
             replace(
-                success_result(found), attempt=next_attempt(found, "success", excerpt="x" * size)
+                success_result(found),
+                attempt=next_attempt(found, "success", response_excerpt="x" * size),
             )
             for found in claimed
         ]

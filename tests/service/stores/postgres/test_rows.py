@@ -35,7 +35,7 @@ def test_a_lost_attempt_has_no_stored_entry() -> None:
     attempt = decode_attempt(3, 17, "worker", None)
 
     assert (3, 17, 17, LOST, "worker") == (
-        attempt.number,
+        attempt.attempt_number,
         attempt.scheduled_at,
         attempt.started_at,
         attempt.outcome,

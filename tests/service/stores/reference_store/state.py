@@ -478,7 +478,7 @@ class ReferenceState:
         """Log the attempt of an expired lease as lost."""
         task = row.task
         lost = AttemptRecord(
-            number=task.attempts + 1,
+            attempt_number=task.attempts + 1,
             scheduled_at=task.next_attempt_at,
             started_at=task.next_attempt_at,
             outcome=LOST,

@@ -510,7 +510,7 @@ class ReferenceStore:
         page_bytes = 0
         for entry in [] if row is None else row.log:
             attempt = msgspec.msgpack.decode(entry, type=AttemptRecord)
-            if attempt.number <= after:
+            if attempt.attempt_number <= after:
                 continue
             if len(attempts) == limit or page_bytes >= MAX_PAGE_BYTES:
                 break

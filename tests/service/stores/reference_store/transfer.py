@@ -88,7 +88,7 @@ def import_record(state: ReferenceState, kind: RecordKind, record: Any, now: int
                 state.insert(replace(record), now)
         case RecordKind.ATTEMPT:
             row = state.row(record.task_id, record.tenant)
-            if row is not None and len(row.log) < record.attempt.number:
+            if row is not None and len(row.log) < record.attempt.attempt_number:
                 row.log.append(msgspec.msgpack.encode(record.attempt))
         case RecordKind.REPLAY:
             state.replays.setdefault(record.id, replace(record, finished=dict(record.finished)))

@@ -57,7 +57,7 @@ async def test_pages_with_decoded_tasks_are_shorter(tmp_path: Path) -> None:
         page = await store.list_tasks("acme", query, cursor=page.cursor, limit=1)
         assert ([0], None, 1200) == (task_numbers(page.items), page.cursor, len(decoded))
         store._read_database.open()[0].set_trace_callback(statements.append)
-        query = StoredTaskFilter(matches_attempt=lambda attempt: attempt.status == 503)
+        query = StoredTaskFilter(matches_attempt=lambda attempt: attempt.response_status == 503)
         assert 0 == await store.count_tasks("acme", query)
         assert not any("content" in statement for statement in statements)
 

@@ -222,7 +222,7 @@ async def list_attempts_of_tasks(
     rows = await database.fetch(_ATTEMPTS_OF_TASKS, page.items, last_seq, last_number, limit)
     items = [(task_id, decode_attempt(*attempt)) for _, task_id, *attempt in map(tuple, rows)]
     if len(items) == limit:
-        return RecordPage(items, f"{rows[-1][0]}-{items[-1][1].number}")
+        return RecordPage(items, f"{rows[-1][0]}-{items[-1][1].attempt_number}")
     if page.cursor is None:
         return RecordPage(items, None)
     # Continue before the first attempt of the next older task.

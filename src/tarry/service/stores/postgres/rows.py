@@ -118,7 +118,7 @@ def decode_attempt(
         return records.decode_attempt(log)
     due = due_at or 0
     return AttemptRecord(
-        number=number,
+        attempt_number=number,
         scheduled_at=due,
         started_at=due,
         outcome=LOST,

@@ -378,7 +378,7 @@ async def _import_attempts(tx: Transaction, attempts: Sequence[TaskAttempt]) -> 
     await tx.fetch(
         _INSERT_ATTEMPTS,
         [entry.task_id for entry in attempts],
-        [entry.attempt.number for entry in attempts],
+        [entry.attempt.attempt_number for entry in attempts],
         [encode(entry.attempt) for entry in attempts],
     )
 

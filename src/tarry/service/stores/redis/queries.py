@@ -128,7 +128,9 @@ async def list_attempts_of_tasks(
             ]
     if len(items) == limit:
         task_id, attempt = items[-1]
-        return RecordPage(items, str(numbers[task_id] << _ATTEMPT_NUMBER_BITS | attempt.number))
+        return RecordPage(
+            items, str(numbers[task_id] << _ATTEMPT_NUMBER_BITS | attempt.attempt_number)
+        )
     if page.cursor is None:
         return RecordPage(items, None)
     # Continue before the first attempt of the next older task.

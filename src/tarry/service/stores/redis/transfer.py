@@ -301,7 +301,7 @@ def _import_task(task: Task) -> tuple[str | None, Any, bytes]:
 
 
 def _import_attempt(record: TaskAttempt) -> tuple[str | None, Any, bytes]:
-    packed = (record.tenant, pack_id(record.task_id), record.attempt.number)
+    packed = (record.tenant, pack_id(record.task_id), record.attempt.attempt_number)
     return record.tenant, packed, encode(record.attempt)
 
 

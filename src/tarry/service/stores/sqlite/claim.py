@@ -212,7 +212,11 @@ def _end_lost_attempt(tx: WriteTransaction, task: Task, row: Row) -> bool:
     tx.lost_attempts += 1
     due = task.next_attempt_at
     attempt = AttemptRecord(
-        number=task.attempts, scheduled_at=due, started_at=due, outcome=LOST, worker=task.worker
+        attempt_number=task.attempts,
+        scheduled_at=due,
+        started_at=due,
+        outcome=LOST,
+        worker=task.worker,
     )
     encoded_attempt = bytearray(encode(attempt))
     seq, tenant, _, _ = row[SEQ:]

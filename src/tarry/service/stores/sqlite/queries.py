@@ -260,7 +260,7 @@ def list_attempts_of_tasks(
         [(packed_id,)] = tx.execute("SELECT id FROM task WHERE seq = ?", (seq,))
         items += [(unpack_id(packed_id), decode_attempt(log)) for (log,) in logs]
         if len(items) == limit:
-            return RecordPage(items, str(attempt_row_id(seq, items[-1][1].number)))
+            return RecordPage(items, str(attempt_row_id(seq, items[-1][1].attempt_number)))
     if page.cursor is None:
         return RecordPage(items, None)
     # Continue before the first attempt of the next older task.

@@ -279,7 +279,7 @@ def import_attempts(tx: WriteTransaction, attempts: Sequence[TaskAttempt]) -> No
             seqs[entry.task_id] = None if found is None else found[0]
         seq = seqs[entry.task_id]
         if seq is not None:
-            rows.append((attempt_row_id(seq, entry.attempt.number), encode(entry.attempt)))
+            rows.append((attempt_row_id(seq, entry.attempt.attempt_number), encode(entry.attempt)))
     tx.executemany("INSERT OR IGNORE INTO attempt VALUES (?, ?)", rows)
 
 
