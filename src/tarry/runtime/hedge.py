@@ -139,9 +139,8 @@ def hedge_sync(
         return result
 
 
-_OPTIONS = (
-    "kwargs", "after", "max_extra_load", "max_attempts", "on", "downstream", "name", "fallback",
-)  # fmt: skip
+# `policy` is there only to be rejected with its own message.
+_OPTIONS = tuple(name for name in hedge.__kwdefaults__ or () if name != "policy")
 _OTHER_NAMES = {"attempts": "max_attempts", "delay": "after"}
 
 
