@@ -15,7 +15,7 @@ import tarry
 from tarry.adapters.asgi import OneRetryLayerMiddleware
 from tarry.adapters.httpx import AsyncRetryTransport
 from tarry.adapters.requests import RetryAdapter
-from tarry.runtime import deadlines
+from tarry.runtime.scopes import current_scope
 from tarry.testing import no_wait
 from tests.adapters.conftest import FlakyServerView
 
@@ -258,14 +258,14 @@ async def test_deadline_ends_with_the_request(fails: bool) -> None:
     scopes: list[Any] = []
 
     async def app(_scope: Any, _receive: Any, _send: Any) -> None:
-        scopes.append(deadlines.current_scope.get())
+        scopes.append(current_scope.get())
         if fails:
             raise ValueError
 
     scope = {"type": "http", "headers": [DEADLINE_HEADER]}
     with suppress(ValueError):
         await OneRetryLayerMiddleware(app)(scope, None, None)  # type: ignore[arg-type]
-    scopes.append(deadlines.current_scope.get())
+    scopes.append(current_scope.get())
     assert [True, False] == [scope is not None for scope in scopes]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tarry
-from tarry.runtime import deadlines
+from tarry.runtime import scopes
 from tarry.testing import VirtualClock
 from tests.runtime.drivers import ASYNC_DRIVERS, DRIVERS, SYNC_DRIVERS, Driver
 
@@ -59,7 +59,7 @@ def test_number_inside_the_function(driver: Driver, options: str, clock: Virtual
 
     assert [1, 2, 3, 1, 2, 3] == numbers.seen
     assert 1 == tarry.current_attempt()
-    assert deadlines.current_scope.get() is None
+    assert scopes.current_scope.get() is None
 
 
 @every_driver

@@ -11,7 +11,7 @@ import pytest
 
 import tarry
 from tarry import Downstream, Kind, Outcome, Reason
-from tarry.runtime import deadlines
+from tarry.runtime import scopes
 from tarry.testing import VirtualClock
 from tests.runtime.drivers import DRIVERS, FAIL, OK, RESULT_DRIVERS, Dependency, Driver, Step
 
@@ -93,9 +93,9 @@ def test_block_that_ends_while_another_thread_records() -> None:
     values: Iterator[list[object] | None] = iter([[], None])
     handle: Any = type("EndingHandle", (), {"records": property(lambda _: next(values))})()
     context = copy_context()
-    context.run(deadlines.current_scope.set, deadlines.DeadlineScope(handle, None, None))
+    context.run(scopes.current_scope.set, scopes.Scope(handle, None, None))
 
-    assert [[]] == context.run(lambda: list(deadlines.recordings()))
+    assert [[]] == context.run(lambda: list(scopes.recordings()))
 
 
 def test_hedged_calls_are_recorded(clock: VirtualClock) -> None:

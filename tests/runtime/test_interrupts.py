@@ -13,7 +13,7 @@ import pytest
 
 import tarry
 from tarry import Downstream
-from tarry.runtime import deadlines
+from tarry.runtime import scopes
 from tarry.runtime.downstream import MAX_UNCOUNTED_SUCCESSES
 from tarry.testing import VirtualClock, no_wait
 from tests.runtime.drivers import DRIVERS, FAIL, OK, Dependency, Driver, Step
@@ -29,9 +29,9 @@ def _exclude_existing_objects_from_garbage_collection() -> None:
 @pytest.fixture(autouse=True)
 def _no_deadline() -> Iterator[None]:
     """Remove a deadline that a failed test has left."""
-    deadlines.current_scope.set(None)
+    scopes.current_scope.set(None)
     yield
-    deadlines.current_scope.set(None)
+    scopes.current_scope.set(None)
 
 
 class CustomBaseException(BaseException):

@@ -23,7 +23,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from tarry.errors import ConfigurationTypeError
-from tarry.runtime import deadlines
+from tarry.runtime import scopes
 from tarry.runtime.effects import effects
 from tarry.runtime.error_record import GivenUpCalls, current_given_up_calls
 from tarry.wire import http
@@ -57,10 +57,10 @@ class OneRetryLayerMiddleware:
         values = [value for name, value in scope["headers"] if name.lower() == _DEADLINE_HEADER]
         header = values[0].decode("latin-1") if len(values) == 1 else ""
         seconds = http.parse_deadline_header(header)  # None if it is missing, repeated or invalid
-        deadline_handle = None if seconds is None else deadlines.enter(effects.now() + seconds)
+        scope_handle = None if seconds is None else scopes.enter(effects.now() + seconds)
         given_up_calls = GivenUpCalls()
         token = current_given_up_calls.set(given_up_calls)
-        sender = _ResponseSender(send, given_up_calls, deadline_handle)
+        sender = _ResponseSender(send, given_up_calls, scope_handle)
         try:
             await self._app(scope, receive, sender.send)
         except Exception as error:
@@ -71,8 +71,8 @@ class OneRetryLayerMiddleware:
         finally:
             given_up_calls.close()
             current_given_up_calls.reset(token)
-            if deadline_handle is not None:
-                deadlines.leave(deadline_handle)
+            if scope_handle is not None:
+                scopes.leave(scope_handle)
 
 
 class _ResponseSender:
@@ -82,11 +82,11 @@ class _ResponseSender:
         self,
         send: Send,
         given_up_calls: GivenUpCalls,
-        deadline_handle: deadlines.DeadlineHandle | None,
+        scope_handle: scopes.ScopeHandle | None,
     ) -> None:
         self._send = send
         self._given_up_calls = given_up_calls
-        self._deadline_handle = deadline_handle
+        self._scope_handle = scope_handle
         self.has_started: bool = False
 
     async def send(self, message: Message) -> None:
@@ -101,9 +101,9 @@ class _ResponseSender:
                 message = {**message, "headers": [*headers, (_SHOULD_RETRY_HEADER, b"false")]}
         await self._send(message)
         is_last = message_type in _BODY_MESSAGES and not message.get("more_body", False)
-        if self._deadline_handle is not None and is_last:
+        if self._scope_handle is not None and is_last:
             # The client does not wait for background work that the handler does from now on.
-            self._deadline_handle.has_ended = True
+            self._scope_handle.has_ended = True
 
     async def send_failure(self, call_record: CallRecord) -> None:
         """Send a 503 for a handler that raised because of a call that was given up."""

@@ -21,7 +21,7 @@ from tarry.adapters.http import messages
 from tarry.adapters.http.messages import DrainedBody, HttpClientFunctions, RequestSnapshot
 from tarry.adapters.http.send import LRUCache, RequestSender, reject_unknown_arguments
 from tarry.core.outcome import PERMANENT, Kind, Outcome
-from tarry.runtime import deadlines, event_loops
+from tarry.runtime import event_loops, scopes
 from tarry.wire import http
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ _NOT_SENT_ERRORS = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout"})
 _MAYBE_SENT_ERRORS = {"TimeoutException", "NetworkError", "RemoteProtocolError", "ProxyError"}
 """The class names of errors after which the server may have read the request."""
 
-_get_deadline_scope = deadlines.current_scope.get
+_get_scope = scopes.current_scope.get
 
 
 def _checked_transport(transport: Any, class_name: str, method: str) -> Any:
@@ -219,7 +219,7 @@ def _restore_body(response: Any, body: DrainedBody) -> bool:
 def _send(
     transport: Any, request: Any, *, attempt_timeout: float | None, attempt_number: int = 1
 ) -> Any:
-    if attempt_number > 1 or attempt_timeout is not None or _get_deadline_scope() is not None:
+    if attempt_number > 1 or attempt_timeout is not None or _get_scope() is not None:
         request = _copy_for_attempt(request, attempt_number, attempt_timeout)
         response = transport.handle_request(request)
         # For `_release_connection`, which changes the timeouts. The client later replaces this copy
@@ -236,7 +236,7 @@ def _send_unchanged(transport: Any, request: Any) -> Any:
 async def _send_async(
     transport: Any, request: Any, *, attempt_timeout: float | None, attempt_number: int = 1
 ) -> Any:
-    if attempt_number > 1 or attempt_timeout is not None or _get_deadline_scope() is not None:
+    if attempt_number > 1 or attempt_timeout is not None or _get_scope() is not None:
         request = _copy_for_attempt(request, attempt_number, attempt_timeout)
     return await transport.handle_async_request(request)
 

@@ -23,8 +23,8 @@ from tarry.core.hints import parse_retry_after
 from tarry.core.outcome import RETRYABLE_STATUSES
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError, TarryError, short_repr
-from tarry.runtime.deadlines import cap_at_deadline
 from tarry.runtime.effects import effects
+from tarry.runtime.scopes import cap_at_deadline
 from tarry.wire import http
 from tarry.wire import tasks as wire
 from tarry.wire.policies import policy_to_request_json

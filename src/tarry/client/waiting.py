@@ -8,7 +8,7 @@ from __future__ import annotations
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from tarry.runtime import deadlines
+from tarry.runtime import scopes
 from tarry.runtime.effects import effects
 from tarry.runtime.event_loops import in_event_loop, in_trio, timeout
 
@@ -81,7 +81,7 @@ def can_share_requests() -> bool:
     The deadline of one call must not end the request of others. On an event loop, the request of
     others could not be retried, because a wait would block the loop.
     """
-    return deadlines.current() is None and not in_event_loop()
+    return scopes.current_deadline() is None and not in_event_loop()
 
 
 def async_can_share_requests() -> bool:
@@ -89,7 +89,7 @@ def async_can_share_requests() -> bool:
 
     The deadline of one call must not end the request of others.
     """
-    return deadlines.current() is None
+    return scopes.current_deadline() is None
 
 
 def sleep(seconds: float) -> None:

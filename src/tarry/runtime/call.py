@@ -26,7 +26,7 @@ from tarry.core.verdict import (
     Wait,
     forbids_outer_retry,
 )
-from tarry.runtime import deadlines, event_loops
+from tarry.runtime import event_loops, scopes
 from tarry.runtime.classifier import TIMEOUT
 from tarry.runtime.effects import effects
 from tarry.runtime.error_record import (
@@ -69,7 +69,7 @@ _REJECTION_CLASSES: dict[Reason, type[errors.Rejected]] = {
     Reason.TOTAL_BUDGET: errors.DeadlineExceeded,
 }
 
-_get_scope = deadlines.current_scope.get
+_get_scope = scopes.current_scope.get
 
 
 class RunningCall(Call):
@@ -112,9 +112,9 @@ class RunningCall(Call):
         """Return a new call that starts now."""
         now = effects.now()
         if config.deadline is None:
-            deadline = deadlines.current()
+            deadline = scopes.current_deadline()
         else:
-            deadline = deadlines.cap_at_deadline(now + config.deadline)
+            deadline = scopes.cap_at_deadline(now + config.deadline)
         return cls(config, now, deadline, 0)
 
     @classmethod
@@ -350,7 +350,7 @@ class RunningCall(Call):
     def _append_to_recordings(self, stop: Stop | None) -> None:
         """Add the record of this call, which has ended, to the blocks that record their calls."""
         if self.config.downstream is None or self.config.downstream.listener is None:
-            for records in deadlines.recordings():
+            for records in scopes.recordings():
                 records.append(self._call_record(stop))
 
     @property

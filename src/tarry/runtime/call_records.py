@@ -1,6 +1,6 @@
 """`record_calls`: the records of all calls in a block of code, also of those that succeeded.
 
-The block is a scope without a deadline in the context's list of scopes: see `deadlines`. Decorated
+The block is a scope without a deadline in the context's list of scopes: see `scopes`. Decorated
 functions only test whether the list is empty, so calls outside of such blocks are not slower.
 """
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from math import inf
 from typing import TYPE_CHECKING
 
-from tarry.runtime import deadlines
+from tarry.runtime import scopes
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -28,11 +28,11 @@ def record_calls() -> Generator[list[CallRecord]]:
     before the block. So are calls in threads that copy the context, such as `asyncio.to_thread`.
     """
     records: list[CallRecord] = []
-    handle = deadlines.enter(inf)
+    handle = scopes.enter(inf)
     handle.has_ended = True  # so that the scope sets no deadline
     handle.records = records
     try:
         yield records
     finally:
         handle.records = None  # tasks that still run have a copy of the scope
-        deadlines.leave(handle)
+        scopes.leave(handle)

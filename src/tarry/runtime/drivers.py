@@ -14,7 +14,7 @@ from functools import WRAPPER_ASSIGNMENTS, wraps
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from tarry.core.outcome import SUCCESS
-from tarry.runtime import deadlines, event_loops
+from tarry.runtime import event_loops, scopes
 from tarry.runtime.call import (
     RunningCall,
     blocking_wait,
@@ -23,9 +23,9 @@ from tarry.runtime.call import (
     fallback_result_async,
 )
 from tarry.runtime.config import NO_FALLBACK
-from tarry.runtime.deadlines import SECOND_ATTEMPT
 from tarry.runtime.effects import effects
 from tarry.runtime.events import bus
+from tarry.runtime.scopes import SECOND_ATTEMPT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
@@ -40,8 +40,8 @@ Kwargs: TypeAlias = "Mapping[str, Any]"
 AsyncFunction: TypeAlias = "Callable[..., Awaitable[T]]"
 CoroutineFunction: TypeAlias = "Callable[..., Coroutine[Any, Any, T]]"
 
-_get_deadline_scope = deadlines.current_scope.get
-_set_deadline_scope = deadlines.current_scope.set
+_get_scope = scopes.current_scope.get
+_set_scope = scopes.current_scope.set
 _WRAPPER_ATTRIBUTES = (*WRAPPER_ASSIGNMENTS, "__defaults__", "__kwdefaults__")
 """The attributes that a decorated function has in common with the function of the user. Frameworks
 read the default values of parameters."""
@@ -94,7 +94,7 @@ def _wrap_without_downstream(fn: Callable[..., T], config: RetryConfig) -> Calla
 
     @wraps(fn, _WRAPPER_ATTRIBUTES)
     def call(*args: Any, **kwargs: Any) -> T:
-        if bus.listeners or _get_deadline_scope() is not None:
+        if bus.listeners or _get_scope() is not None:
             return drive(RunningCall.new(config), fn, args, kwargs)
         last_record_number = bus.last_record_number
         try:
@@ -130,7 +130,7 @@ def _wrap_without_downstream_async(
 
     @wraps(fn, _WRAPPER_ATTRIBUTES)
     async def call(*args: Any, **kwargs: Any) -> T:
-        if bus.listeners or _get_deadline_scope() is not None:
+        if bus.listeners or _get_scope() is not None:
             return await drive_async(RunningCall.new(config), fn, args, kwargs)
         last_record_number = bus.last_record_number
         try:
@@ -146,11 +146,11 @@ def _wrap_without_downstream_async(
         if isinstance(decision, tuple):
             last_record_number = bus.last_record_number
             try:
-                _set_deadline_scope(SECOND_ATTEMPT)
+                _set_scope(SECOND_ATTEMPT)
                 try:
                     return await fn(*args, **kwargs)
                 finally:
-                    deadlines.leave(SECOND_ATTEMPT.handle)
+                    scopes.leave(SECOND_ATTEMPT.handle)
             except Exception as error:
                 running = RunningCall.after_first_failure(config, decision, last_record_number)
                 if not running.try_continue(error):
@@ -180,7 +180,7 @@ def _wrap_with_downstream(
         # Read without the downstream's lock. A call that starts while another thread opens the
         # breaker is therefore treated as if it had started just before.
         permit = 0 if breaker is None else breaker.permit_if_closed
-        if permit is None or bus.listeners or _get_deadline_scope() is not None:
+        if permit is None or bus.listeners or _get_scope() is not None:
             return drive(RunningCall.new(config), fn, args, kwargs)
         last_record_number, clock = bus.last_record_number, effects.now
         started = clock()
@@ -216,7 +216,7 @@ def _wrap_with_downstream_async(
     @wraps(fn, _WRAPPER_ATTRIBUTES)
     async def call(*args: Any, **kwargs: Any) -> T:
         permit = 0 if breaker is None else breaker.permit_if_closed
-        if permit is None or bus.listeners or _get_deadline_scope() is not None:
+        if permit is None or bus.listeners or _get_scope() is not None:
             return await drive_async(RunningCall.new(config), fn, args, kwargs)
         last_record_number, clock = bus.last_record_number, effects.now
         started = clock()
@@ -251,7 +251,7 @@ def drive(running: RunningCall, fn: Callable[..., T], args: Args, kwargs: Kwargs
             if attempt.delay:
                 attempt = running.wait_for_limiter(attempt)
             try:
-                if attempt.timeout is not None or _get_deadline_scope():
+                if attempt.timeout is not None or _get_scope():
                     result = _call_in_scope(running, attempt, fn, args, kwargs)
                 else:
                     result = fn(*args, **kwargs) if kwargs else fn(*args)
@@ -279,7 +279,7 @@ async def drive_async(running: RunningCall, fn: AsyncFunction[T], args: Args, kw
                 attempt = await running.async_wait_for_limiter(attempt)
             try:
                 # Tasks that the attempt starts get its number from the scope: see `attempt_number`.
-                if attempt.number > 1 or attempt.timeout is not None or _get_deadline_scope():
+                if attempt.number > 1 or attempt.timeout is not None or _get_scope():
                     result = await _call_in_scope_async(running, attempt, fn, args, kwargs)
                 else:
                     result = await fn(*args, **kwargs) if kwargs else await fn(*args)
@@ -346,8 +346,8 @@ def _call_in_scope(
 ) -> T:
     """Make an attempt in a new scope: in a thread, if the policy has an attempt timeout."""
     timeout = attempt.timeout
-    moment = None if timeout is None else effects.now() + timeout
-    scope_handle = deadlines.enter(moment, attempt.number)
+    deadline = None if timeout is None else effects.now() + timeout
+    scope_handle = scopes.enter(deadline, attempt.number)
     try:
         if timeout is None or running.policy.attempt_timeout is None:
             # A `timeout` then comes from a deadline, which does not interrupt a plain function.
@@ -356,22 +356,22 @@ def _call_in_scope(
 
         return call_in_thread(running, timeout, lambda: fn(*args, **kwargs))
     finally:
-        deadlines.leave(scope_handle)
+        scopes.leave(scope_handle)
 
 
 async def _call_in_scope_async(
     running: RunningCall, attempt: Attempt, fn: AsyncFunction[T], args: Args, kwargs: Kwargs
 ) -> T:
     timeout = attempt.timeout
-    moment = None if timeout is None else effects.now() + timeout
-    scope_handle = deadlines.enter(moment, attempt.number)
+    deadline = None if timeout is None else effects.now() + timeout
+    scope_handle = scopes.enter(deadline, attempt.number)
     try:
         if timeout is None:
             return await fn(*args, **kwargs)
         with event_loops.timeout(timeout):
             return await fn(*args, **kwargs)
     finally:
-        deadlines.leave(scope_handle)
+        scopes.leave(scope_handle)
     raise running.timeout_error(timeout)
 
 

@@ -18,7 +18,7 @@ from tarry.core.events import Event, HedgeFired, HedgeWon, Succeeded
 from tarry.core.hedging import HedgedCall, Hedging
 from tarry.core.outcome import SUCCESS, Kind
 from tarry.core.verdict import CallRecord, Reason, Stop
-from tarry.runtime import config, deadlines, functions
+from tarry.runtime import config, functions, scopes
 from tarry.runtime.call import (
     fallback_result,
     fallback_result_async,
@@ -152,8 +152,8 @@ def _reject_unknown(api_name: str, unknown: Mapping[str, Any]) -> None:
 
 def _set_attempt_number(number: int) -> None:
     """Set the number of a copy in its context, which ends with the copy."""
-    if number > 1 or deadlines.current_scope.get() is not None:
-        deadlines.enter(None, number)
+    if number > 1 or scopes.current_scope.get() is not None:
+        scopes.enter(None, number)
 
 
 def _new_call(
@@ -295,7 +295,7 @@ class RunningHedgedCall:
         self._call = HedgedCall(hedging, downstream)
         self._classify_error = classify_error
         self._classify_result = classify_result
-        self._deadline = deadlines.current()
+        self._deadline = scopes.current_deadline()
         self._last_record_number = bus.last_record_number
         """The number of the newest error record when the call began: see `error_record`."""
         self._error: Exception | None = None
@@ -425,7 +425,7 @@ class RunningHedgedCall:
 
     def _append_to_recordings(self, stop: Stop | None) -> None:
         """Add the record of this call, which has ended, to the blocks that record their calls."""
-        for records in deadlines.recordings():
+        for records in scopes.recordings():
             records.append(self._call_record(stop))
 
     def _record_give_up(self, stop: Stop, error: Exception) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 from tarry.core.checks import check_instance
 from tarry.core.outcome import outcome_of_exception
 from tarry.errors import ConfigurationError, ConfigurationTypeError
-from tarry.runtime import deadlines, drivers, event_loops
+from tarry.runtime import drivers, event_loops, scopes
 from tarry.runtime.call import (
     RunningBlockCall,
     RunningCall,
@@ -424,7 +424,7 @@ class AttemptContext:
     def __init__(self, running_call: RunningCall, attempt: Attempt, *, in_event_loop: bool) -> None:
         self._call = running_call
         self._attempt = attempt
-        self._deadline_handle: object = None
+        self._scope_handle: object = None
         self._ends_at = None if attempt.timeout is None else effects.now() + attempt.timeout
         self._timeout_scope: AbstractContextManager[None] | None = None
         if in_event_loop and attempt.timeout is not None:
@@ -462,7 +462,7 @@ class AttemptContext:
         try:
             # A block that succeeds usually has no scope to leave and no result to test. The general
             # case below would take 0.7 us longer. A block with a timeout has a deadline, too.
-            if error is None and self._deadline_handle is None and not self._call.config.has_until:
+            if error is None and self._scope_handle is None and not self._call.config.has_until:
                 self.is_last = True
                 self._call.try_finish(None)
                 return False
@@ -504,8 +504,8 @@ class AttemptContext:
         self.was_entered = True
         try:
             number = self._attempt.number
-            if number > 1 or self._ends_at is not None or deadlines.current_scope.get() is not None:
-                self._deadline_handle = deadlines.enter(self._ends_at, number)
+            if number > 1 or self._ends_at is not None or scopes.current_scope.get() is not None:
+                self._scope_handle = scopes.enter(self._ends_at, number)
             if self._timeout_scope is not None:
                 self._timeout_scope.__enter__()
         except BaseException:
@@ -525,8 +525,8 @@ class AttemptContext:
             timed_out = scope is not None and scope.__exit__(error_type, error, traceback)
         finally:
             self._timeout_scope = None
-            if self._deadline_handle is not None:
-                deadlines.leave(self._deadline_handle)
+            if self._scope_handle is not None:
+                scopes.leave(self._scope_handle)
         return self._call.timeout_error(self._attempt.timeout or 0.0) if timed_out else error
 
     def _end(

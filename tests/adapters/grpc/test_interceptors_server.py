@@ -16,7 +16,7 @@ import pytest
 import tarry
 from tarry import Reason
 from tarry.adapters.grpc import AsyncOneRetryLayerInterceptor, OneRetryLayerInterceptor
-from tarry.runtime import deadlines
+from tarry.runtime.scopes import Scope, current_scope
 from tests.adapters.grpc.fake_service import (
     CHARGE,
     PUSHBACK_KEY,
@@ -278,10 +278,10 @@ def test_client_deadline_is_shared(call_handler: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("serve", [sync_server, aio_server])
 def test_thread_does_not_keep_the_deadline(serve: Any) -> None:
     """A thread that has handled a request does not keep its deadline for the next request."""
-    scopes: list[deadlines.DeadlineScope | None] = []
+    scopes: list[Scope | None] = []
 
     def charge(_request: bytes, _context: Any) -> bytes:
-        scopes.append(deadlines.current_scope.get())
+        scopes.append(current_scope.get())
         return b"paid"
 
     methods = {"Charge": grpc.unary_unary_rpc_method_handler(charge)}

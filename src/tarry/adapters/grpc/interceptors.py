@@ -32,7 +32,7 @@ from tarry.adapters.grpc.call import (
     grpc,
 )
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
-from tarry.runtime import deadlines, drivers, error_record
+from tarry.runtime import drivers, error_record, scopes
 from tarry.runtime.effects import effects
 
 if TYPE_CHECKING:
@@ -369,7 +369,7 @@ class _HandlerContext:
     def __init__(self, context: Any) -> None:
         self._context = context
         self._given_up_calls = error_record.GivenUpCalls()
-        self._deadline_handle: deadlines.DeadlineHandle | None = None
+        self._scope_handle: scopes.ScopeHandle | None = None
         self._code: Any = None
         self._trailers: tuple[Any, ...] = ()
         self._was_aborted = False
@@ -379,7 +379,7 @@ class _HandlerContext:
         error_record.current_given_up_calls.set(self._given_up_calls)
         remaining = self._context.time_remaining()
         if remaining is not None and remaining < _NO_DEADLINE_S:
-            self._deadline_handle = deadlines.enter(effects.now() + remaining)
+            self._scope_handle = scopes.enter(effects.now() + remaining)
 
     def __enter__(self) -> Self:
         return self
@@ -393,8 +393,8 @@ class _HandlerContext:
                 self._context.set_details("a call to another service failed and was given up")
             self._set_trailers(self._code, self._trailers)
         self._given_up_calls.close()
-        if self._deadline_handle is not None:
-            self._deadline_handle.has_ended = True
+        if self._scope_handle is not None:
+            self._scope_handle.has_ended = True
 
     def set_code(self, code: Any) -> None:
         self._code = code

@@ -19,7 +19,7 @@ from zlib import crc32
 from tarry.core.decide import HINT_SPREAD
 from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationTypeError, HandedOff, ResultNotAccepted
-from tarry.runtime import deadlines
+from tarry.runtime import scopes
 from tarry.runtime.effects import effects
 from tarry.runtime.error_record import attach_record, record_of
 from tarry.runtime.functions import COROUTINE, flags_of
@@ -159,14 +159,14 @@ class HandOffSender:
         try:
             arguments = self._enqueue_arguments(request, error)
             arguments["prior_attempts"] = call_record.attempts
-            token = deadlines.current_scope.set(None)
+            token = scopes.current_scope.set(None)
             try:
-                deadlines.enter(effects.now() + HAND_OFF_TIMEOUT_S)
+                scopes.enter(effects.now() + HAND_OFF_TIMEOUT_S)
                 task = self._task_client.enqueue(**arguments)
                 if self._http_functions.is_async:
                     task = await task
             finally:
-                deadlines.current_scope.reset(token)
+                scopes.current_scope.reset(token)
         except Exception as hand_off_error:
             _report_failure(error, call_record, hand_off_error)
             return

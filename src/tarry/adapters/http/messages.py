@@ -10,7 +10,7 @@ from uuid import uuid4
 from tarry.core.outcome import SUCCESS, outcome_of_status
 from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationError, ConfigurationTypeError, ResultNotAccepted
-from tarry.runtime import deadlines, derived_keys
+from tarry.runtime import deadlines, derived_keys, scopes
 from tarry.runtime.effects import effects
 from tarry.runtime.error_record import RECORD_ATTRIBUTE, record_of
 from tarry.runtime.functions import check_not_async
@@ -29,7 +29,7 @@ request."""
 ResponseHeaders: TypeAlias = "Mapping[str, str] | Iterable[tuple[str, str]]"
 """The headers of a response, as a mapping or as pairs of a name and a value."""
 
-_get_deadline_scope = deadlines.current_scope.get
+_get_scope = scopes.current_scope.get
 _get_guarded_request = derived_keys.current_request.get
 
 _MIN_ERROR_STATUS = 400
@@ -127,7 +127,7 @@ def try_make_repeatable(
 
 def limit_by_deadline(timeout_s: float | None) -> float | None:
     """Return the shorter of the timeout and the time until the deadline; None if both are None."""
-    if _get_deadline_scope() is None:
+    if _get_scope() is None:
         return timeout_s
     limits = (timeout_s, deadlines.remaining())
     return min((limit for limit in limits if limit is not None), default=None)
