@@ -172,6 +172,10 @@ coverage: $(READY) ## Check that the short tests of the core cover all its branc
 	  -m 'not ($(LONG_MARKERS) or hypothesis)' $(SHORT_core),tail -n 1)
 	$(call step,coverage of the core is 100 %,$(COVERAGE) report --fail-under=100)
 
+.PHONY: mutants
+mutants: $(READY) ## List faults in the source that no test notices; ARGS is passed to .ci/mutate.py
+	@$(PY) .ci/mutate.py $(ARGS)
+
 .PHONY: serve
 serve: $(SERVE)/.ready ## Start the retry service on this machine; ARGS is passed to `tarry serve`
 	@echo 'For `tarry` in another terminal: export PATH="$$PWD/$(SERVE)/bin:$$PATH"'
