@@ -35,122 +35,105 @@ class StoreHarness:
         return (await self.environment.store.counters()).task_counts[Status.PENDING]
 
 
-def run(case: Callable[[StoreHarness], Awaitable[None]]) -> None:
-    """Run a coroutine function in virtual time."""
+@pytest.fixture(autouse=True)
+def run_async() -> Callable[[Callable[[], Awaitable[None]]], None]:
+    """Run coroutine functions in virtual time, in which processes can be suspended."""
     run_handle = asyncio.Handle._run
 
-    async def main() -> None:
-        await case(StoreHarness())
+    def run(main: Callable[[], Awaitable[None]]) -> None:
+        with (
+            patch.object(
+                asyncio.Handle, "_run", lambda handle: run_unless_suspended(handle, run_handle)
+            ),
+            VirtualClock(start=1000.0) as clock,
+        ):
+            clock.run(main)
 
-    with (
-        patch.object(
-            asyncio.Handle, "_run", lambda handle: run_unless_suspended(handle, run_handle)
-        ),
-        VirtualClock(start=1000.0) as clock,
-    ):
-        clock.run(main)
+    return run
 
 
-def test_a_rejected_call_has_no_effect() -> None:
+async def test_a_rejected_call_has_no_effect() -> None:
     """A rejected call raises `StoreUnavailable`, and nothing is stored."""
-
-    async def case(harness: StoreHarness) -> None:
-        harness.environment.faults.store_rejection = 1.0
-        with pytest.raises(StoreUnavailable, match="add: the call was rejected"):
-            await harness.stores[0].add([NewTask(task(1))])
-        assert 0 == await harness.count_pending()
-
-    run(case)
+    harness = StoreHarness()
+    harness.environment.faults.store_rejection = 1.0
+    with pytest.raises(StoreUnavailable, match="add: the call was rejected"):
+        await harness.stores[0].add([NewTask(task(1))])
+    assert 0 == await harness.count_pending()
 
 
-def test_a_call_whose_reply_is_lost_has_an_effect() -> None:
+async def test_a_call_whose_reply_is_lost_has_an_effect() -> None:
     """A call whose reply is lost raises `StoreUnavailable`, and the task is stored."""
-
-    async def case(harness: StoreHarness) -> None:
-        harness.environment.faults.store_reply_loss = 1.0
-        with pytest.raises(StoreUnavailable, match="add: the reply was lost"):
-            await harness.stores[0].add([NewTask(task(1))])
-        assert 1 == await harness.count_pending()
-
-    run(case)
+    harness = StoreHarness()
+    harness.environment.faults.store_reply_loss = 1.0
+    with pytest.raises(StoreUnavailable, match="add: the reply was lost"):
+        await harness.stores[0].add([NewTask(task(1))])
+    assert 1 == await harness.count_pending()
 
 
-def test_a_call_that_times_out_has_a_late_effect() -> None:
+async def test_a_call_that_times_out_has_a_late_effect() -> None:
     """A call that times out has its effect later, also if the process has crashed."""
-
-    async def case(harness: StoreHarness) -> None:
-        harness.environment.faults.store_late_effect = 1.0
-        with pytest.raises(StoreUnavailable, match="add: the call timed out"):
-            await harness.stores[0].add([NewTask(task(1))])
-        harness.processes[0].kill()
-        assert 0 == await harness.count_pending()
-        await asyncio.sleep(20)
-        assert 1 == await harness.count_pending()
-
-    run(case)
+    harness = StoreHarness()
+    harness.environment.faults.store_late_effect = 1.0
+    with pytest.raises(StoreUnavailable, match="add: the call timed out"):
+        await harness.stores[0].add([NewTask(task(1))])
+    harness.processes[0].kill()
+    assert 0 == await harness.count_pending()
+    await asyncio.sleep(20)
+    assert 1 == await harness.count_pending()
 
 
-def test_a_late_release_of_unknown_leases_keeps_newer_leases() -> None:
+async def test_a_late_release_of_unknown_leases_keeps_newer_leases() -> None:
     """Only leases that were unknown when the call was made are released late."""
-
-    async def case(harness: StoreHarness) -> None:
-        store, faults = harness.stores[0], harness.environment.faults
-        await store.add([NewTask(task(1))])
-        faults.store_late_effect = 1.0
-        with pytest.raises(StoreUnavailable):
-            await store.release_unknown_leases(LEASE, [])
-        faults.store_late_effect = 0.0
-        assert 1 == len((await store.claim(LEASE, limit=1, per_lane=1)).tasks)
-        await asyncio.sleep(20)
-        assert 0 == await harness.count_pending()
-
-    run(case)
+    harness = StoreHarness()
+    store, faults = harness.stores[0], harness.environment.faults
+    await store.add([NewTask(task(1))])
+    faults.store_late_effect = 1.0
+    with pytest.raises(StoreUnavailable):
+        await store.release_unknown_leases(LEASE, [])
+    faults.store_late_effect = 0.0
+    assert 1 == len((await store.claim(LEASE, limit=1, per_lane=1)).tasks)
+    await asyncio.sleep(20)
+    assert 0 == await harness.count_pending()
 
 
-def test_a_suspended_process_runs_no_code() -> None:
+async def test_a_suspended_process_runs_no_code() -> None:
     """The timers and tasks of a suspended process continue when the suspension has ended."""
+    harness = StoreHarness()
+    process, loop = harness.processes[0], asyncio.get_running_loop()
+    times: list[float] = []
 
-    async def case(harness: StoreHarness) -> None:
-        process, loop = harness.processes[0], asyncio.get_running_loop()
-        times: list[float] = []
+    async def tick() -> None:
+        for _ in range(3):
+            await asyncio.sleep(1.0)
+            times.append(loop.time() - started_at)
 
-        async def tick() -> None:
-            for _ in range(3):
-                await asyncio.sleep(1.0)
-                times.append(loop.time() - started_at)
-
-        started_at = loop.time()
-        loop.call_later(1.5, process.suspend, 30.0)
-        await process.run(tick())
-        assert pytest.approx([1.0, 31.5, 32.5]) == times
-
-    run(case)
+    started_at = loop.time()
+    loop.call_later(1.5, process.suspend, 30.0)
+    await process.run(tick())
+    assert pytest.approx([1.0, 31.5, 32.5]) == times
 
 
-def test_wakeups_reach_other_live_processes() -> None:
+async def test_wakeups_reach_other_live_processes() -> None:
     """A process wakes the others, sometimes late, repeatedly or not at all, but not itself."""
+    harness = StoreHarness()
+    wakeups = [0, 0]
 
-    async def case(harness: StoreHarness) -> None:
-        wakeups = [0, 0]
+    def count_wakeups(index: int) -> Callable[[], None]:
+        def count() -> None:
+            wakeups[index] += 1
 
-        def count_wakeups(index: int) -> Callable[[], None]:
-            def count() -> None:
-                wakeups[index] += 1
+        return count
 
-            return count
-
-        for index, store in enumerate(harness.stores):
-            store.listen(count_wakeups(index))
-        for number in range(20):
-            await harness.stores[0].add([NewTask(task(number))])
-        immediate = wakeups[1]
-        await asyncio.sleep(20)
-        assert 0 == wakeups[0]
-        assert immediate < wakeups[1]
-        harness.processes[1].kill()
-        before = wakeups[1]
-        await harness.stores[0].add([NewTask(task(50))])
-        await asyncio.sleep(20)
-        assert before == wakeups[1]
-
-    run(case)
+    for index, store in enumerate(harness.stores):
+        store.listen(count_wakeups(index))
+    for number in range(20):
+        await harness.stores[0].add([NewTask(task(number))])
+    immediate = wakeups[1]
+    await asyncio.sleep(20)
+    assert 0 == wakeups[0]
+    assert immediate < wakeups[1]
+    harness.processes[1].kill()
+    before = wakeups[1]
+    await harness.stores[0].add([NewTask(task(50))])
+    await asyncio.sleep(20)
+    assert before == wakeups[1]

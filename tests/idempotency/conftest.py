@@ -14,8 +14,8 @@ Run: TypeAlias = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 
 
 @pytest.fixture(params=["asyncio", "trio"])
-def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Return a function that runs a coroutine function in virtual time, on asyncio and trio."""
+def run_async(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run coroutine functions in virtual time, on asyncio and trio."""
     # One request in a hundred sweeps the store; with this random number, no request does.
     monkeypatch.setattr(effects, "draw_random", lambda: 0.5)
 

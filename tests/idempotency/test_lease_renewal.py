@@ -61,124 +61,103 @@ async def hold_lease(renewer: LeaseRenewer, store: MemoryStore, key: str, second
     return started
 
 
-def run_in_virtual_time(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a coroutine function in virtual time."""
-    with VirtualClock() as clock:
-        clock.run(main)
+@pytest.fixture(autouse=True)
+def run_async() -> Callable[[Callable[[], Coroutine[Any, Any, None]]], None]:
+    """Run coroutine functions in virtual time."""
+
+    def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        with VirtualClock() as clock:
+            clock.run(main)
+
+    return run
 
 
-def test_short_leases_are_not_renewed() -> None:
+async def test_short_leases_are_not_renewed() -> None:
     """A lease that ends before its first renewal is not extended, and the timer stops."""
+    store, renewer = RecordingStore(), LeaseRenewer(LEASE_S)
+    for number in range(20):
+        await hold_lease(renewer, store, str(number), 0.9 * RENEWAL_INTERVAL_S)
+    await asyncio.sleep(RENEWAL_INTERVAL_S)
 
-    async def main() -> None:
-        store, renewer = RecordingStore(), LeaseRenewer(LEASE_S)
-        for number in range(20):
-            await hold_lease(renewer, store, str(number), 0.9 * RENEWAL_INTERVAL_S)
-        await asyncio.sleep(RENEWAL_INTERVAL_S)
-
-        assert [] == store.started
-        assert renewer._loop_leases is not None
-        assert (False, {}) == (
-            renewer._loop_leases.is_timer_running,
-            renewer._loop_leases.next_renewals,
-        )
-
-    run_in_virtual_time(main)
+    assert [] == store.started
+    assert renewer._loop_leases is not None
+    assert (False, {}) == (
+        renewer._loop_leases.is_timer_running,
+        renewer._loop_leases.next_renewals,
+    )
 
 
 @pytest.mark.parametrize("offset_s", [0.0, 0.1, 4.9, 5.0, 7.0, 12.5])
-def test_each_lease_is_renewed_in_time(offset_s: float) -> None:
+async def test_each_lease_is_renewed_in_time(offset_s: float) -> None:
     """Each lease is renewed before half of its length has passed, whenever it started."""
+    store, renewer = RecordingStore(), LeaseRenewer(LEASE_S)
+    first = asyncio.create_task(hold_lease(renewer, store, "first", 100))
+    await asyncio.sleep(offset_s)
+    second = asyncio.create_task(hold_lease(renewer, store, "second", 100))
 
-    async def main() -> None:
-        store, renewer = RecordingStore(), LeaseRenewer(LEASE_S)
-        first = asyncio.create_task(hold_lease(renewer, store, "first", 100))
-        await asyncio.sleep(offset_s)
-        second = asyncio.create_task(hold_lease(renewer, store, "second", 100))
-
-        for key, task in (("first", first), ("second", second)):
-            times = [0.0, *store.extension_times(key, await task), 100.0]
-            gaps = [after - before for before, after in pairwise(times)]
-            assert RENEWAL_INTERVAL_S - TOLERANCE_S <= min(gaps[:-1])
-            assert max(gaps) <= LEASE_S / 2 + TOLERANCE_S
-
-    run_in_virtual_time(main)
+    for key, task in (("first", first), ("second", second)):
+        times = [0.0, *store.extension_times(key, await task), 100.0]
+        gaps = [after - before for before, after in pairwise(times)]
+        assert RENEWAL_INTERVAL_S - TOLERANCE_S <= min(gaps[:-1])
+        assert max(gaps) <= LEASE_S / 2 + TOLERANCE_S
 
 
-def test_slow_renewal_does_not_delay_others() -> None:
+async def test_slow_renewal_does_not_delay_others() -> None:
     """A slow renewal does not delay those of other leases, and is not started twice."""
+    store, renewer = RecordingStore(delay_s=4.5, slow_key="slow"), LeaseRenewer(LEASE_S)
+    slow, other = await asyncio.gather(
+        hold_lease(renewer, store, "slow", 34), hold_lease(renewer, store, "other", 34)
+    )
 
-    async def main() -> None:
-        store, renewer = RecordingStore(delay_s=4.5, slow_key="slow"), LeaseRenewer(LEASE_S)
-        slow, other = await asyncio.gather(
-            hold_lease(renewer, store, "slow", 34), hold_lease(renewer, store, "other", 34)
-        )
-
-        assert [10, 20, 30] == pytest.approx(store.extension_times("other", other))
-        assert [10, 20, 30] == pytest.approx(store.extension_times("slow", slow))
-
-    run_in_virtual_time(main)
+    assert [10, 20, 30] == pytest.approx(store.extension_times("other", other))
+    assert [10, 20, 30] == pytest.approx(store.extension_times("slow", slow))
 
 
-def test_failed_renewal_is_retried() -> None:
+async def test_failed_renewal_is_retried() -> None:
     """A renewal that takes more than a sixth of the lease is cancelled and retried after 1 s."""
+    store, renewer = RecordingStore(delay_s=100, slow_key="slow"), LeaseRenewer(LEASE_S)
+    started = await hold_lease(renewer, store, "slow", 25)
 
-    async def main() -> None:
-        store, renewer = RecordingStore(delay_s=100, slow_key="slow"), LeaseRenewer(LEASE_S)
-        started = await hold_lease(renewer, store, "slow", 25)
-
-        assert [10, 16, 22] == pytest.approx(store.extension_times("slow", started))
-
-    run_in_virtual_time(main)
+    assert [10, 16, 22] == pytest.approx(store.extension_times("slow", started))
 
 
 @pytest.mark.parametrize("delay_s", [4, 100])
-def test_renewals_end_with_the_lease(delay_s: float) -> None:
+async def test_renewals_end_with_the_lease(delay_s: float) -> None:
     """A lease that ends during a renewal is not renewed again."""
+    store, renewer = RecordingStore(delay_s=delay_s, slow_key="slow"), LeaseRenewer(LEASE_S)
+    await hold_lease(renewer, store, "slow", 12)
+    await hold_lease(renewer, store, "other", 16)
+    await asyncio.sleep(100)
 
-    async def main() -> None:
-        store, renewer = RecordingStore(delay_s=delay_s, slow_key="slow"), LeaseRenewer(LEASE_S)
-        await hold_lease(renewer, store, "slow", 12)
-        await hold_lease(renewer, store, "other", 16)
-        await asyncio.sleep(100)
-
-        assert ["slow", "other"] == [key for key, _ in store.started]
-
-    run_in_virtual_time(main)
+    assert ["slow", "other"] == [key for key, _ in store.started]
 
 
-def test_lost_lease_is_not_renewed_again() -> None:
+async def test_lost_lease_is_not_renewed_again() -> None:
     """A lease whose key has another owner is not renewed again."""
+    store, renewer = RecordingStore(), LeaseRenewer(LEASE_S)
+    await store.claim("k", "print", "another", 1000)
+    lease = make_lease(store, "k")  # without a claim
+    renewer.add(lease)
+    await asyncio.sleep(100)
 
-    async def main() -> None:
-        store, renewer = RecordingStore(), LeaseRenewer(LEASE_S)
-        await store.claim("k", "print", "another", 1000)
-        lease = make_lease(store, "k")  # without a claim
-        renewer.add(lease)
-        await asyncio.sleep(100)
-
-        assert ["k"] == store.finished
-
-    run_in_virtual_time(main)
+    assert ["k"] == store.finished
 
 
-def test_cancelled_timer_is_restarted() -> None:
+async def test_cancelled_timer_is_restarted() -> None:
     """Leases are renewed even if all tasks of the event loop were cancelled before."""
+    store, renewer = RecordingStore(), LeaseRenewer(LEASE_S)
+    await hold_lease(renewer, store, "first", 1)
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    await asyncio.sleep(0)
+    started = await hold_lease(renewer, store, "second", 11)
 
-    async def main() -> None:
-        store, renewer = RecordingStore(), LeaseRenewer(LEASE_S)
-        await hold_lease(renewer, store, "first", 1)
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
-        await asyncio.sleep(0)
-        started = await hold_lease(renewer, store, "second", 11)
-
-        assert [10] == pytest.approx(store.extension_times("second", started))
-
-    run_in_virtual_time(main)
+    assert [10] == pytest.approx(store.extension_times("second", started))
 
 
-def test_renewer_works_on_a_second_loop() -> None:
+def test_renewer_works_on_a_second_loop(
+    run_async: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
+) -> None:
     """A renewer that was used on one event loop renews leases on the next one."""
     store, renewer = RecordingStore(), LeaseRenewer(LEASE_S)
 
@@ -188,5 +167,5 @@ def test_renewer_works_on_a_second_loop() -> None:
         assert [10] == pytest.approx(store.extension_times("k", started))
         await asyncio.sleep(LEASE_S)
 
-    run_in_virtual_time(main)
-    run_in_virtual_time(main)
+    run_async(main)
+    run_async(main)

@@ -21,7 +21,6 @@ from tarry.runtime import event_loops
 from tarry.runtime.effects import effects
 from tarry.testing import VirtualClock
 from tests.idempotency.asgi_client import PaymentsApp, Response, send_request
-from tests.idempotency.conftest import Run
 from tests.idempotency.faulty_store import FOREVER_S, FaultyStore
 
 RESPONSE = StoredResponse(201, ((b"a", b"b"),), b"body")
@@ -74,19 +73,15 @@ def test_record_of_a_running_request_is_409(now: float, remaining_s: int) -> Non
     assert response.problem["detail"].endswith(f"the key is free in {remaining_s} s.")
 
 
-def test_hanging_claim_rejects_the_request(run: Run) -> None:
+@pytest.mark.usefixtures("run_async")
+async def test_hanging_claim_rejects_the_request() -> None:
     """A claim that exceeds the store timeout causes a 503, and the handler does not run."""
     payments = PaymentsApp()
 
-    async def main() -> None:
-        app = IdempotencyMiddleware(
-            payments, FaultyStore(delays_before_effect={"claim": FOREVER_S})
-        )
-        started = effects.now()
-        assert 503 == (await send_request(app)).status
-        assert lease_module.STORE_TIMEOUT_S == pytest.approx(effects.now() - started)
-
-    run(main)
+    app = IdempotencyMiddleware(payments, FaultyStore(delays_before_effect={"claim": FOREVER_S}))
+    started = effects.now()
+    assert 503 == (await send_request(app)).status
+    assert lease_module.STORE_TIMEOUT_S == pytest.approx(effects.now() - started)
     assert 0 == payments.runs
 
 
@@ -94,31 +89,30 @@ def test_hanging_claim_rejects_the_request(run: Run) -> None:
     "delays", [{"delays_before_effect": {"claim": 8}}, {"delays_after_effect": {"claim": 8}}]
 )
 @pytest.mark.parametrize("request_timeout_s", [1, 60])
-def test_late_claim_is_released(run: Run, delays: dict[str, Any], request_timeout_s: float) -> None:
+@pytest.mark.usefixtures("run_async")
+async def test_late_claim_is_released(delays: dict[str, Any], request_timeout_s: float) -> None:
     """A claim that is granted after the request was cancelled or after its timeout is released."""
     payments = PaymentsApp()
 
-    async def main() -> None:
-        store = FaultyStore(**delays)
-        app = IdempotencyMiddleware(payments, store)
-        started = effects.now()
-        responded = False
-        with event_loops.timeout(request_timeout_s):
-            assert 503 == (await send_request(app)).status
-            responded = True
-        assert responded == (request_timeout_s != 1)
-        assert min(request_timeout_s, lease_module.STORE_TIMEOUT_S) == pytest.approx(
-            effects.now() - started
-        )
-        await event_loops.async_sleep(10)
-        store.delays_before_effect, store.delays_after_effect = {}, {}
-        assert 201 == (await send_request(app)).status
-
-    run(main)
+    store = FaultyStore(**delays)
+    app = IdempotencyMiddleware(payments, store)
+    started = effects.now()
+    responded = False
+    with event_loops.timeout(request_timeout_s):
+        assert 503 == (await send_request(app)).status
+        responded = True
+    assert responded == (request_timeout_s != 1)
+    assert min(request_timeout_s, lease_module.STORE_TIMEOUT_S) == pytest.approx(
+        effects.now() - started
+    )
+    await event_loops.async_sleep(10)
+    store.delays_before_effect, store.delays_after_effect = {}, {}
+    assert 201 == (await send_request(app)).status
     assert 1 == payments.runs
 
 
-def test_claim_that_raises_is_released(run: Run) -> None:
+@pytest.mark.usefixtures("run_async")
+async def test_claim_that_raises_is_released() -> None:
     """If `claim` raises, the key is released, because the store may have granted the claim."""
 
     class StoreWithLostReplies(FaultyStore):
@@ -126,14 +120,11 @@ def test_claim_that_raises_is_released(run: Run) -> None:
             await super().claim(key, fingerprint, owner, lease)
             raise ConnectionError("reset by peer")
 
-    async def main() -> None:
-        store = StoreWithLostReplies()
-        assert 503 == (await send_request(IdempotencyMiddleware(PaymentsApp(), store))).status
-        await event_loops.async_sleep(1)
-        assert ["claim", "release"] == store.calls
-        assert {} == store._entries
-
-    run(main)
+    store = StoreWithLostReplies()
+    assert 503 == (await send_request(IdempotencyMiddleware(PaymentsApp(), store))).status
+    await event_loops.async_sleep(1)
+    assert ["claim", "release"] == store.calls
+    assert {} == store._entries
 
 
 def test_claim_granted_after_its_release_is_released_again() -> None:

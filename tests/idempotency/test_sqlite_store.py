@@ -18,23 +18,19 @@ from tests.idempotency.test_store_memory import ManualClock, Run, run_on_asyncio
 RESPONSE = StoredResponse(200, ((b"a", b"b"),), b"done")
 
 
-@pytest.mark.parametrize("run", [run_on_asyncio, run_on_trio])
+@pytest.mark.parametrize("run_async", [run_on_asyncio, run_on_trio])
 @pytest.mark.parametrize("case", CASES, ids=case_name)
-def test_conformance(case: Case, run: Run, tmp_path: Path) -> None:
+async def test_conformance(run_async: Run, case: Case, tmp_path: Path) -> None:
     """The store passes the conformance cases."""
-
-    async def main() -> None:
-        clock = ManualClock()
-        store, second_connection = (
-            SqliteStore(tmp_path / "keys.db", clock=lambda: clock.now) for _ in range(2)
-        )
-        try:
-            await case(StoreHarness(store, second_connection, clock.advance))
-        finally:
-            await store.close()
-            await second_connection.close()
-
-    run(main)
+    clock = ManualClock()
+    store, second_connection = (
+        SqliteStore(tmp_path / "keys.db", clock=lambda: clock.now) for _ in range(2)
+    )
+    try:
+        await case(StoreHarness(store, second_connection, clock.advance))
+    finally:
+        await store.close()
+        await second_connection.close()
 
 
 async def test_records_are_persistent(tmp_path: Path) -> None:
@@ -96,25 +92,22 @@ async def test_busy_timeout_ends_a_call(tmp_path: Path) -> None:
     await store.close()
 
 
-@pytest.mark.parametrize("run", [run_on_asyncio, run_on_trio])
-def test_hanging_disk_rejects_requests(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("run_async", [run_on_asyncio, run_on_trio])
+async def test_hanging_disk_rejects_requests(
+    run_async: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that hangs causes a 503; requests succeed after the disk works again."""
     monkeypatch.setattr(lease, "STORE_TIMEOUT_S", 0.05)
     resume = Event()
 
-    async def main() -> None:
-        store = SqliteStore(tmp_path / "keys.db")
-        app = IdempotencyMiddleware(PaymentsApp(), store)
-        await store.sweep(1)
-        assert store._executor is not None
-        store._executor.submit(resume.wait)
-        assert 503 == (await send_request(app)).status
-        resume.set()
-        await store.sweep(1)
-        monkeypatch.undo()
-        assert 201 == (await send_request(app)).status
-        await store.close()
-
-    run(main)
+    store = SqliteStore(tmp_path / "keys.db")
+    app = IdempotencyMiddleware(PaymentsApp(), store)
+    await store.sweep(1)
+    assert store._executor is not None
+    store._executor.submit(resume.wait)
+    assert 503 == (await send_request(app)).status
+    resume.set()
+    await store.sweep(1)
+    monkeypatch.undo()
+    assert 201 == (await send_request(app)).status
+    await store.close()

@@ -41,17 +41,13 @@ def run_on_trio(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     trio.run(main)
 
 
-@pytest.mark.parametrize("run", [run_on_asyncio, run_on_trio])
+@pytest.mark.parametrize("run_async", [run_on_asyncio, run_on_trio])
 @pytest.mark.parametrize("case", CASES, ids=case_name)
-def test_conformance(case: Case, run: Run) -> None:
+async def test_conformance(run_async: Run, case: Case) -> None:
     """The store passes the conformance cases."""
-
-    async def main() -> None:
-        clock = ManualClock()
-        store = MemoryStore(clock=lambda: clock.now)
-        await case(StoreHarness(store, store, clock.advance))
-
-    run(main)
+    clock = ManualClock()
+    store = MemoryStore(clock=lambda: clock.now)
+    await case(StoreHarness(store, store, clock.advance))
 
 
 async def test_full_store_rejects_claims() -> None:
