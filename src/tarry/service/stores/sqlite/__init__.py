@@ -1,5 +1,13 @@
 """The store in a SQLite file: for one machine, without a server to start.
 
+What it is bad at (figures of docs/many-processes.md):
+
+* Several machines: the file must be on a local disk, and there is no failover, only backups.
+* Several writers: one process writes to the file at a time. Two processes delivered 1.27 times as
+  many tasks per second as one, and four not more than two.
+* A process that is stopped (SIGSTOP) while it writes keeps the lock of the file. Other processes
+  respond with 503 until it continues or is killed.
+
 `SqliteTaskStore` reads in one thread, and writes in another thread or process. Operations that
 arrive while a transaction is committed share the next transaction.
 
