@@ -36,7 +36,7 @@ async def list_days(store: PostgresTaskStore) -> list[int]:
 async def test_a_partition_is_dropped_after_its_tasks(postgres_dsn: str) -> None:
     """Rows of a day are dropped with its partition; a dead letter of that day is moved before."""
     async with open_store(new_schema_url(postgres_dsn)) as store:
-        clock = store._clock
+        clock = store.database.clock
         assert isinstance(clock, ManualClock)
         assert list(range(8)) == await list_days(store)
         new = [NewTask(task(number), lease_on_add=True) for number in range(1, 4)]
@@ -65,7 +65,7 @@ async def test_a_partition_is_dropped_after_its_tasks(postgres_dsn: str) -> None
 async def test_tasks_without_a_partition_are_stored(postgres_dsn: str) -> None:
     """A day that has no partition uses the default partition, also when others are created."""
     async with open_store(new_schema_url(postgres_dsn)) as store:
-        clock = store._clock
+        clock = store.database.clock
         assert isinstance(clock, ManualClock)
         clock.advance(20 * DAY_MS)
         await store.add([NewTask(task(1))])

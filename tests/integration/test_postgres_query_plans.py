@@ -57,7 +57,7 @@ async def rows_read(store: PostgresTaskStore) -> int:
 
 async def write_tasks(store: PostgresTaskStore, first_number: int) -> list[Task]:
     """Call the operations that change tasks, for ten tasks; return leased tasks."""
-    clock = store._clock
+    clock = store.database.clock
     assert isinstance(clock, ManualClock)
     numbers = range(first_number, first_number + 10)
     new = [NewTask(task(n, f"h{n % 3}"), lease_on_add=n % 2 == 0) for n in numbers]
@@ -103,7 +103,7 @@ async def test_the_cost_does_not_grow_with_waiting_tasks(
 ) -> None:
     """With 3,000 waiting tasks, calls read about as many rows as with 30."""
     async with open_store(f"{new_schema_url(postgres_dsn)}&pool_size=1") as store:
-        clock = store._clock
+        clock = store.database.clock
         assert isinstance(clock, ManualClock)
         costs: list[int] = []
         for first_number, waiting in ((0, 30), (10_000, 3_000)):
@@ -153,7 +153,7 @@ async def test_a_long_transaction_does_not_make_calls_read_old_versions_of_lanes
 ) -> None:
     """Each call updates its lanes and tenant, but reads only the newest versions of these rows."""
     async with open_store(f"{new_schema_url(postgres_dsn)}&pool_size=1") as store:
-        clock = store._clock
+        clock = store.database.clock
         assert isinstance(clock, ManualClock)
         due = clock.now + DAY_MS
         await store.add([NewTask(task(n, f"h{n}", next_attempt_at=due)) for n in range(2)])
@@ -190,7 +190,7 @@ async def test_a_long_transaction_does_not_make_calls_read_old_versions_of_lanes
 async def test_a_long_transaction_does_not_make_claims_slower(postgres_dsn: str) -> None:
     """Entries of finished tasks, which cannot be removed from the index, are not read again."""
     async with open_store(f"{new_schema_url(postgres_dsn)}&pool_size=1") as store:
-        clock = store._clock
+        clock = store.database.clock
         assert isinstance(clock, ManualClock)
         entries: list[int] = []
         async with connected(postgres_dsn) as other:

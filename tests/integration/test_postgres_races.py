@@ -58,8 +58,8 @@ async def start(tx: Transaction, call: Awaitable[Any]) -> asyncio.Future[Any]:
 
 def advance(store: PostgresTaskStore, ms: int) -> None:
     """Advance the clock of a store."""
-    assert isinstance(store._clock, ManualClock)
-    store._clock.advance(ms)
+    assert isinstance(store.database.clock, ManualClock)
+    store.database.clock.advance(ms)
 
 
 async def test_a_claim_does_not_hide_a_task_that_is_being_added(postgres_dsn: str) -> None:

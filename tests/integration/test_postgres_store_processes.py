@@ -199,7 +199,7 @@ async def test_a_long_transaction_of_another_client_does_not_stop_the_store(
 ) -> None:
     """Calls continue while another client has an open transaction that has read the tables."""
     async with open_store(new_schema_url(postgres_dsn)) as store:
-        clock = store._clock
+        clock = store.database.clock
         assert isinstance(clock, ManualClock)
         async with connected(postgres_dsn) as other:
             transaction = other.transaction(isolation="repeatable_read")

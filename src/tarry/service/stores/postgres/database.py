@@ -115,7 +115,10 @@ def parse_url(url: str) -> PostgresOptions:
 class Database:
     """A pool of connections. All methods raise `StoreUnavailable` if the server cannot be used."""
 
-    def __init__(self, url: str, *, must_exist: bool = False) -> None:
+    def __init__(
+        self, url: str, *, clock: Callable[[], int] | None = None, must_exist: bool = False
+    ) -> None:
+        self.clock = clock
         self._must_exist = must_exist
         self.options: PostgresOptions = parse_url(url)
         self.schema: Schema = Schema(self.options.schema)
@@ -166,6 +169,10 @@ class Database:
                 "the URL, statements are not cached and wake-ups are not received",
                 self._redacted_url,
             )
+
+    def now(self) -> int | None:
+        """Return the time of a test's clock in epoch ms; None: the time of the server applies."""
+        return None if self.clock is None else self.clock()
 
     @property
     def can_listen(self) -> bool:

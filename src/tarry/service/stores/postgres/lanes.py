@@ -89,7 +89,7 @@ WHERE l.id = i.id RETURNING l.name, l.budget
 
 
 async def park(
-    database: Database, lane: str, until: int, probes: int, consecutive_opens: int
+    database: Database, lane: str, until: int, *, probes: int, consecutive_opens: int
 ) -> None:
     """Keep claims from leasing tasks of a lane until this time, then allow `probes` at a time."""
     name = encode_text(lane)
@@ -101,7 +101,7 @@ async def park(
     await database.transact(change)
 
 
-async def pause(database: Database, lane: str, lane_quota: int | None) -> LaneWriteStatus:
+async def pause(database: Database, lane: str, *, lane_quota: int | None = None) -> LaneWriteStatus:
     """Keep claims from leasing tasks of a lane until `resume`."""
     name = encode_text(lane)
 
@@ -152,8 +152,9 @@ async def set_limits(
     database: Database,
     lane: str,
     limits: DownstreamLimits | None,
+    *,
     max_limited: int,
-    lane_quota: int | None,
+    lane_quota: int | None = None,
 ) -> LaneWriteStatus:
     """Set the limits of a lane, or remove them (None); see `Store.set_limits`."""
     name = encode_text(lane)
@@ -175,11 +176,9 @@ async def set_limits(
     return await database.transact(change)
 
 
-async def load_limits(
-    database: Database, known: ConfiguredLimits, now: int | None
-) -> ConfiguredLimits | None:
+async def load_limits(database: Database, known: ConfiguredLimits) -> ConfiguredLimits | None:
     """Return the limits and pauses of lanes; None if nothing has changed since `known`."""
-    version, count = await database.fetch_row(_LIMITS_VERSION, now, PROCESS_KIND)
+    version, count = await database.fetch_row(_LIMITS_VERSION, database.now(), PROCESS_KIND)
     process_count = max(1, count)
     if (version, process_count) == (known.version, known.process_count):
         return None
@@ -193,18 +192,16 @@ async def load_limits(
     )
 
 
-async def add_to_budgets(
-    database: Database, changes: dict[str, float], now: int | None
-) -> dict[str, float]:
+async def add_to_budgets(database: Database, changes: dict[str, float]) -> dict[str, float]:
     """Add to the values of retry budgets, and return the new values."""
-    rows = await database.fetch(
-        _ADD_TO_BUDGETS, encode_texts(changes), list(changes.values()), now, float(BUDGET_DECAY_MS)
-    )
+    names, values = encode_texts(changes), list(changes.values())
+    decay_ms = float(BUDGET_DECAY_MS)
+    rows = await database.fetch(_ADD_TO_BUDGETS, names, values, database.now(), decay_ms)
     return {decode_text(name): value for name, value in rows}
 
 
 async def list_lanes(
-    database: Database, tenant: str | None, cursor: str | None, limit: int
+    database: Database, tenant: str | None, *, cursor: str | None = None, limit: int = 100
 ) -> RecordPage[LaneRecord]:
     """List lanes, sorted by name; the cursor is the last name of the previous page."""
     after = encode_text(cursor or "")

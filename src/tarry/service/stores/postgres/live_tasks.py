@@ -138,11 +138,11 @@ async def add(
     terms: LeaseTerms | None,
     quota: int | None,
     lane_quota: int | None,
-    now: int | None,
 ) -> list[AddResult]:
     """Add tasks, and lease those with `lease_on_add`; see `Store.add`."""
     if not tasks:
         return []
+    now = database.now()
     flush_number = await database.begin_deferred_flush()
     results: list[AddResult | None] = [None] * len(tasks)
     positions = list(range(len(tasks)))
@@ -261,7 +261,6 @@ async def claim(
     limit: int,
     per_lane: int,
     lane_limits: Mapping[str, int],
-    now: int | None,
 ) -> ClaimResult:
     """Lease up to `limit` tasks; see `Store.claim`."""
     flush_number = await database.begin_deferred_flush()
@@ -274,7 +273,7 @@ async def claim(
         per_lane,
         encode_texts(lane_limits),
         list(lane_limits.values()),
-        now,
+        database.now(),
     )
     claimed = ClaimResult(0, [], {}, None)
     leased: list[tuple[int, int, Task]] = []
@@ -305,12 +304,11 @@ async def claim(
     return claimed
 
 
-async def finish(
-    database: Database, results: Sequence[TaskResult], now: int | None
-) -> list[FinishStatus]:
+async def finish(database: Database, results: Sequence[TaskResult]) -> list[FinishStatus]:
     """Log attempts and write the next states of tasks that still have the version of the lease."""
     if not results:
         return []
+    now = database.now()
     flush_number = await database.begin_deferred_flush()
     has_callbacks = any(result.callback_task is not None for result in results)
     if len({result.task.id for result in results}) == len(results) and not has_callbacks:
@@ -400,9 +398,7 @@ def _finish_arguments(results: Sequence[TaskResult], now: int | None) -> tuple[o
     )
 
 
-async def release(
-    database: Database, releases: Sequence[Release], now: int | None
-) -> list[FinishStatus]:
+async def release(database: Database, releases: Sequence[Release]) -> list[FinishStatus]:
     """Make leased tasks PENDING again; see `Store.release`."""
     if not releases:
         return []
@@ -415,7 +411,7 @@ async def release(
         [task_id for task_id, _ in unique],
         [version for _, version in unique],
         [each.deferred_until for each in unique.values()],
-        now,
+        database.now(),
     )
     await database.flush(flush_number)
     number_by_lease = dict(zip(unique, numbers, strict=True))
@@ -426,9 +422,10 @@ async def release(
 
 
 async def release_unknown_leases(
-    database: Database, terms: LeaseTerms, known_ids: Collection[str], now: int | None
+    database: Database, terms: LeaseTerms, known_ids: Collection[str]
 ) -> int:
     """Release the leases of a worker for tasks that are not in `known_ids`; see `Store`."""
+    now = database.now()
     flush_number = await database.begin_deferred_flush()
     known = [task_id for task_id in known_ids if is_task_id(task_id)]
     parameters = (encode_text(terms.worker), known, terms.length_ms, now)
@@ -441,22 +438,21 @@ async def release_unknown_leases(
     return sum(_FINISH_STATUSES[number] is not FinishStatus.SUPERSEDED for number in numbers)
 
 
-async def cancel(
-    database: Database, tenant: str, task_id: str, now: int | None
-) -> CancelStatus | None:
+async def cancel(database: Database, tenant: str, task_id: str) -> CancelStatus | None:
     """Cancel a task; an IN_FLIGHT task becomes CANCELLED only when its lease ends."""
     if not is_task_id(task_id):
         return None
-    number: int | None = await database.fetch_value(_CANCEL, encode_text(tenant), task_id, now)
+    parameters = (encode_text(tenant), task_id, database.now())
+    number: int | None = await database.fetch_value(_CANCEL, *parameters)
     return None if number is None else _CANCEL_STATUSES[number]
 
 
 async def retry_now(
-    database: Database, tenant: str, task_id: str, quota: int | None, now: int | None
+    database: Database, tenant: str, task_id: str, *, quota: int | None = None
 ) -> RetryNowStatus | None:
     """Make a task due now, unless it is IN_FLIGHT or SUCCEEDED; see `Store.retry_now`."""
     if not is_task_id(task_id):
         return None
-    parameters = (encode_text(tenant), task_id, quota, now)
+    parameters = (encode_text(tenant), task_id, quota, database.now())
     number: int | None = await database.fetch_value(_RETRY_NOW, *parameters)
     return None if number is None else _RETRY_STATUSES[number]

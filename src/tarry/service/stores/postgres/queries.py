@@ -185,7 +185,7 @@ async def get_task(database: Database, tenant: str, task_id: str) -> Task | None
 
 
 async def list_attempts(
-    database: Database, tenant: str, task_id: str, after: int, limit: int
+    database: Database, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
 ) -> list[AttemptRecord]:
     """Return a page of a task's attempt log, starting after attempt number `after`."""
     if not is_task_id(task_id):
@@ -210,7 +210,12 @@ async def list_attempts(
 
 
 async def list_attempts_of_tasks(
-    database: Database, tenant: str, task_filter: StoredTaskFilter, cursor: str | None, limit: int
+    database: Database,
+    tenant: str,
+    task_filter: StoredTaskFilter,
+    *,
+    cursor: str | None = None,
+    limit: int = 100,
 ) -> RecordPage[tuple[str, AttemptRecord]]:
     """List attempts, newest task first; the cursor is `seq` and number of the last attempt."""
     last_seq, last_number, task_cursor = 0, 0, None
@@ -249,9 +254,9 @@ async def list_tasks(
     database: Database,
     tenant: str,
     task_filter: StoredTaskFilter,
-    cursor: str | None,
-    limit: int,
     *,
+    cursor: str | None = None,
+    limit: int = 100,
     oldest_first: bool = False,
 ) -> RecordPage[Task]:
     """List tasks; the cursor is the last `seq` read for the previous page."""
@@ -381,11 +386,11 @@ def _first_seq_of_day(day: int) -> int:
     return min(max(day << SEQ_DAY_BITS, 0), AFTER_ALL_ROWS)
 
 
-async def counters(database: Database, tenant: str | None, now: int | None) -> Counters:
+async def counters(database: Database, tenant: str | None = None) -> Counters:
     """Return the counters of one tenant, or their sums over all tenants (None)."""
     name = encode_optional(tenant)
     row = await database.fetch_row(_COUNTERS, name)
-    due_lanes = await database.fetch(_DUE_LANES, name, now)
+    due_lanes = await database.fetch(_DUE_LANES, name, database.now())
     lanes = await database.fetch(_BUSIEST_LANES, name)
     return Counters(
         task_counts={status: row[status] for status in Status},
@@ -399,12 +404,12 @@ async def counters(database: Database, tenant: str | None, now: int | None) -> C
 
 
 async def attempts_per_minute(
-    database: Database, tenant: str | None, since: int, now: int | None
+    database: Database, tenant: str | None, *, since: int
 ) -> list[AttemptsOfMinute]:
     """Return the attempt counts per minute, from the minute of `since`, or a day ago if later."""
     start = since - since % MINUTE_MS
     rows: list[Any] = await database.fetch(
-        _ATTEMPTS_PER_MINUTE, encode_optional(tenant), start, now
+        _ATTEMPTS_PER_MINUTE, encode_optional(tenant), start, database.now()
     )
     minutes: list[AttemptsOfMinute] = []
     for minute, outcome, count in rows:

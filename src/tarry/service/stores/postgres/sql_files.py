@@ -61,7 +61,7 @@ def replace_placeholders(texts: Iterable[str], values: Mapping[str, object]) -> 
     """Return the texts with each `${NAME}` replaced; raise unless exactly all values are used."""
     text = "\n".join(texts)
     names = set(_PLACEHOLDER.findall(text))
-    if names != values.keys():
+    if names != set(values):
         unknown, unused = sorted(names - values.keys()), sorted(values.keys() - names)
         msg = f"placeholders without a constant: {unknown}; constants that no file names: {unused}"
         raise ValueError(msg)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import secrets
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.store import MAX_LISTED_RECORDS, AddStatus, StoreLost
@@ -24,12 +24,15 @@ from tarry.service.stores.postgres import (
 from tarry.service.stores.postgres.database import Database
 from tarry.service.stores.postgres.notifications import Notifications
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+    from types import CoroutineType
 
     from tarry.service import model, store
     from tarry.service.stores.postgres.database import Transaction
-    from tarry.wire.tasks import DownstreamLimits
 
 _WAKEUP_HORIZON_MS = 500
 """Other processes are notified of tasks that are due within this time. They poll for later ones."""
@@ -60,6 +63,23 @@ WHERE l.token = excluded.token OR l.until <= tarry.now_1($2) RETURNING true
 """
 
 
+def runs(
+    operation: Callable[Concatenate[Database, P], Awaitable[T]], *, notifies: bool = False
+) -> Callable[Concatenate[PostgresTaskStore, P], CoroutineType[Any, Any, T]]:
+    """Return a method of the store that runs an operation on its database.
+
+    With `notifies`, other processes may find tasks to claim afterwards.
+    """
+
+    async def method(store: PostgresTaskStore, /, *arguments: P.args, **named: P.kwargs) -> T:
+        result = await operation(store.database, *arguments, **named)
+        if notifies:
+            store.notify()
+        return result
+
+    return cast("Callable[..., CoroutineType[Any, Any, T]]", method)
+
+
 class PostgresTaskStore:
     """A store in the PostgreSQL database of a URL; the tables are created by `open`.
 
@@ -77,8 +97,7 @@ class PostgresTaskStore:
         strict_durability: bool = False,
         must_exist: bool = False,
     ) -> None:
-        self.database: Database = Database(url, must_exist=must_exist)
-        self._clock = clock
+        self.database: Database = Database(url, clock=clock, must_exist=must_exist)
         self._strict_durability = strict_durability
         self._notifications = Notifications(self.database)
         self._leader_token = secrets.token_hex(16)
@@ -89,7 +108,7 @@ class PostgresTaskStore:
         id."""
 
     def _now(self) -> int | None:
-        return None if self._clock is None else self._clock()
+        return self.database.now()
 
     @property
     def partition_count(self) -> int:
@@ -148,6 +167,10 @@ class PostgresTaskStore:
         self.database.loss = None
         return int(row["value"])
 
+    def notify(self) -> None:
+        """Tell other processes that they may find tasks to claim."""
+        self._notifications.notify()
+
     async def add(
         self,
         tasks: Sequence[store.NewTask],
@@ -156,10 +179,9 @@ class PostgresTaskStore:
         quota: int | None = None,
         lane_quota: int | None = None,
     ) -> list[store.AddResult]:
-        now = self._now()
-        results = await live_tasks.add(self.database, tasks, terms, quota, lane_quota, now)
+        results = await live_tasks.add(self.database, tasks, terms, quota, lane_quota)
         if any(_is_claimable(result) for result in results):
-            self._notifications.notify()
+            self.notify()
         return results
 
     async def claim(
@@ -171,18 +193,12 @@ class PostgresTaskStore:
         lane_limits: Mapping[str, int] = {},
         skip: Collection[int] = (),  # noqa: ARG002 - there is one partition
     ) -> store.ClaimResult:
-        now = self._now()
-        return await live_tasks.claim(self.database, terms, limit, per_lane, lane_limits, now)
+        return await live_tasks.claim(self.database, terms, limit, per_lane, lane_limits)
 
     async def finish(self, results: Sequence[store.TaskResult]) -> list[store.FinishStatus]:
-        statuses = await live_tasks.finish(self.database, results, self._now())
+        statuses = await live_tasks.finish(self.database, results)
         if any(result.callback_task is not None for result in results):
-            self._notifications.notify()
-        return statuses
-
-    async def release(self, releases: Sequence[store.Release]) -> list[store.FinishStatus]:
-        statuses = await live_tasks.release(self.database, releases, self._now())
-        self._notifications.notify()
+            self.notify()
         return statuses
 
     def record_start(self, slot: int, task: model.Task) -> None:
@@ -194,28 +210,10 @@ class PostgresTaskStore:
         known_ids: Collection[str],
         partition: int | None = None,  # noqa: ARG002 - there is one partition
     ) -> int:
-        now = self._now()
-        count = await live_tasks.release_unknown_leases(self.database, terms, known_ids, now)
+        count = await live_tasks.release_unknown_leases(self.database, terms, known_ids)
         if count:
-            self._notifications.notify()
+            self.notify()
         return count
-
-    async def park(self, lane: str, until: int, *, probes: int, consecutive_opens: int) -> None:
-        await lanes.park(self.database, lane, until, probes, consecutive_opens)
-
-    async def unpark(self, lane: str) -> None:
-        await lanes.unpark(self.database, lane)
-        self._notifications.notify()
-
-    async def resume(self, lane: str) -> None:
-        await lanes.resume(self.database, lane)
-        self._notifications.notify()
-
-    async def pause(self, lane: str, *, lane_quota: int | None = None) -> store.LaneWriteStatus:
-        return await lanes.pause(self.database, lane, lane_quota)
-
-    async def record_lane_limits(self, limits: Sequence[store.LaneLimits]) -> None:
-        await lanes.record_lane_limits(self.database, limits)
 
     async def list_lane_limits(
         self,
@@ -223,81 +221,6 @@ class PostgresTaskStore:
         partition: int | None = None,  # noqa: ARG002 - there is one partition
     ) -> list[store.LaneLimits]:
         return await lanes.list_lane_limits(self.database, limit)
-
-    async def set_limits(
-        self,
-        lane: str,
-        limits: DownstreamLimits | None,
-        *,
-        max_limited: int,
-        lane_quota: int | None = None,
-    ) -> store.LaneWriteStatus:
-        return await lanes.set_limits(self.database, lane, limits, max_limited, lane_quota)
-
-    async def load_limits(self, known: store.ConfiguredLimits) -> store.ConfiguredLimits | None:
-        return await lanes.load_limits(self.database, known, self._now())
-
-    async def add_to_budgets(self, changes: dict[str, float]) -> dict[str, float]:
-        return await lanes.add_to_budgets(self.database, changes, self._now())
-
-    async def list_lanes(
-        self, tenant: str | None, *, cursor: str | None = None, limit: int = 100
-    ) -> store.RecordPage[model.LaneRecord]:
-        return await lanes.list_lanes(self.database, tenant, cursor, limit)
-
-    async def get_lane(self, name: str) -> model.LaneRecord | None:
-        return await lanes.get_lane(self.database, name)
-
-    async def get_task(self, tenant: str, task_id: str) -> model.Task | None:
-        return await queries.get_task(self.database, tenant, task_id)
-
-    async def list_tasks(
-        self,
-        tenant: str,
-        task_filter: store.StoredTaskFilter,
-        *,
-        cursor: str | None = None,
-        limit: int = 100,
-        oldest_first: bool = False,
-    ) -> store.RecordPage[model.Task]:
-        return await queries.list_tasks(
-            self.database, tenant, task_filter, cursor, limit, oldest_first=oldest_first
-        )
-
-    async def count_tasks(self, tenant: str, task_filter: store.StoredTaskFilter) -> int:
-        return await queries.count_tasks(self.database, tenant, task_filter)
-
-    async def last_attempts(
-        self, tenant: str, task_ids: Sequence[str]
-    ) -> dict[str, model.AttemptRecord]:
-        return await queries.last_attempts(self.database, tenant, task_ids)
-
-    async def list_attempts(
-        self, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
-    ) -> list[model.AttemptRecord]:
-        return await queries.list_attempts(self.database, tenant, task_id, after, limit)
-
-    async def list_attempts_of_tasks(
-        self,
-        tenant: str,
-        task_filter: store.StoredTaskFilter,
-        *,
-        cursor: str | None = None,
-        limit: int = 100,
-    ) -> store.RecordPage[tuple[str, model.AttemptRecord]]:
-        return await queries.list_attempts_of_tasks(
-            self.database, tenant, task_filter, cursor, limit
-        )
-
-    async def cancel(self, tenant: str, task_id: str) -> store.CancelStatus | None:
-        return await live_tasks.cancel(self.database, tenant, task_id, self._now())
-
-    async def retry_now(
-        self, tenant: str, task_id: str, *, quota: int | None = None
-    ) -> store.RetryNowStatus | None:
-        status = await live_tasks.retry_now(self.database, tenant, task_id, quota, self._now())
-        self._notifications.notify()
-        return status
 
     async def start_replay(self, replay: model.ReplayRecord) -> model.ReplayRecord:
         return await finished_tasks.start_replay(self.database, replay, self._now())
@@ -323,14 +246,11 @@ class PostgresTaskStore:
             self.database, replay_id, cursor, task_ids, next_cursor, quota, self._now()
         )
         if task_ids:
-            self._notifications.notify()
+            self.notify()
         return replay
 
     async def cancel_replay(self, tenant: str, replay_id: str) -> model.ReplayRecord | None:
         return await finished_tasks.cancel_replay(self.database, tenant, replay_id, self._now())
-
-    async def delete_dead_letters(self, tenant: str, task_ids: Sequence[str]) -> int:
-        return await finished_tasks.delete_dead_letters(self.database, tenant, task_ids)
 
     async def put_policy(
         self, policy: model.PolicyVersion, *, replace: bool, quota: int | None = None
@@ -362,14 +282,6 @@ class PostgresTaskStore:
         rows = await self.database.fetch(_LEAD, self._leader_token, self._now(), _LEADER_LEASE_MS)
         return bool(rows)
 
-    async def counters(self, tenant: str | None = None) -> store.Counters:
-        return await queries.counters(self.database, tenant, self._now())
-
-    async def attempts_per_minute(
-        self, tenant: str | None, *, since: int
-    ) -> list[store.AttemptsOfMinute]:
-        return await queries.attempts_per_minute(self.database, tenant, since, self._now())
-
     async def sweep(self, retention: store.Retention, limit: int) -> store.SweepResult:
         time, result = await finished_tasks.sweep(self.database, retention, limit, self._now())
         if time >= self._next_partition_check:
@@ -377,12 +289,6 @@ class PostgresTaskStore:
             await partitions.create_partitions(self.database, time)
             await partitions.drop_partitions(self.database, time, retention.succeeded_ms)
         return result
-
-    async def list_orphaned_bodies(self, limit: int) -> list[str]:
-        return await finished_tasks.list_orphaned_bodies(self.database, limit)
-
-    async def forget_orphaned_bodies(self, refs: Sequence[str]) -> None:
-        await finished_tasks.forget_orphaned_bodies(self.database, refs)
 
     async def export_records(
         self, kind: store.RecordKind, *, cursor: str | None = None, limit: int = 1000
@@ -407,6 +313,34 @@ class PostgresTaskStore:
 
     async def write_records(self, changes: Sequence[store.RecordChange]) -> bool:
         return await records.write_records(self.database, changes, self._now())
+
+    # The other methods run a function of another module.
+    release = runs(live_tasks.release, notifies=True)
+    cancel = runs(live_tasks.cancel)
+    retry_now = runs(live_tasks.retry_now, notifies=True)
+    delete_dead_letters = runs(finished_tasks.delete_dead_letters)
+    list_orphaned_bodies = runs(finished_tasks.list_orphaned_bodies)
+    forget_orphaned_bodies = runs(finished_tasks.forget_orphaned_bodies)
+
+    park = runs(lanes.park)
+    unpark = runs(lanes.unpark, notifies=True)
+    resume = runs(lanes.resume, notifies=True)
+    pause = runs(lanes.pause)
+    record_lane_limits = runs(lanes.record_lane_limits)
+    set_limits = runs(lanes.set_limits)
+    load_limits = runs(lanes.load_limits)
+    add_to_budgets = runs(lanes.add_to_budgets)
+    list_lanes = runs(lanes.list_lanes)
+    get_lane = runs(lanes.get_lane)
+
+    get_task = runs(queries.get_task)
+    list_tasks = runs(queries.list_tasks)
+    count_tasks = runs(queries.count_tasks)
+    last_attempts = runs(queries.last_attempts)
+    list_attempts = runs(queries.list_attempts)
+    list_attempts_of_tasks = runs(queries.list_attempts_of_tasks)
+    counters = runs(queries.counters)
+    attempts_per_minute = runs(queries.attempts_per_minute)
 
 
 def _is_claimable(result: store.AddResult) -> bool:
