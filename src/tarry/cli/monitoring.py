@@ -175,6 +175,13 @@ def _parse_states(names: list[str]) -> list[str]:
     return states
 
 
+class _Position(NamedTuple):
+    """A downstream of a list: the cursor of its page, and its number on the page, from 1."""
+
+    page_cursor: str | None
+    number: int
+
+
 def _list_downstreams(
     client: Client, states: list[str], limit: int
 ) -> tuple[list[DownstreamInfo], str | None]:
@@ -183,7 +190,7 @@ def _list_downstreams(
 
     listed: list[DownstreamInfo] = []
     cursor: str | None = None
-    last_page_cursor, last_number = cursor, 0  # page of the last listed downstream, and its number
+    last_listed = _Position(None, 0)
     while True:
         # One more than the limit, which shows whether the list is complete.
         wanted_count = MAX_PAGE_SIZE if states else min(limit + 1 - len(listed), MAX_PAGE_SIZE)
@@ -192,14 +199,17 @@ def _list_downstreams(
             if states and info.state not in states:
                 continue
             if len(listed) == limit:
-                # The next cursor of the last downstream that is listed, not of its page.
-                last_page = client.downstream_page(last_page_cursor, limit=last_number)
-                return listed, last_page.next_cursor
+                return listed, _cursor_after(client, last_listed)
             listed.append(info)
-            last_page_cursor, last_number = cursor, number
+            last_listed = _Position(cursor, number)
         if page.next_cursor is None:
             return listed, None
         cursor = page.next_cursor
+
+
+def _cursor_after(client: Client, position: _Position) -> str | None:
+    """Return the cursor that continues a list after a downstream, which may be inside of a page."""
+    return client.downstream_page(position.page_cursor, limit=position.number).next_cursor
 
 
 def _parse_fields(option: str, text: str | None) -> dict[str, Any] | None:
@@ -244,7 +254,7 @@ def _format_quantiles(latency: LatencyStats | None) -> tuple[str, str, str]:
 
 def _print_downstream(downstream: DownstreamInfo) -> None:
     now_s = effects.unix_time()
-    text = f"{downstream.lane} {downstream.state}, breaker {downstream.breaker}"
+    text = f"{downstream.lane} {downstream.state}, breaker {downstream.shared_breaker}"
     if downstream.state == "PARKED" and downstream.parked_until is not None:
         text += f", parked until {output.time_until(downstream.parked_until, now_s)}"
     if downstream.waiting_for is not None:
@@ -463,7 +473,8 @@ def _snapshots(
         has_counters = "retry_attempts_total" in text
         now = effects.now()
         yield Snapshot(now, parse_metrics(text), downstreams, has_counters)
-        is_quit = wait(max(REFRESH_INTERVAL_S, (now - started_at) * (1 / _MAX_REFRESH_LOAD - 1)))
+        busy_s = now - started_at
+        is_quit = wait(max(REFRESH_INTERVAL_S, busy_s / _MAX_REFRESH_LOAD - busy_s))
 
 
 def busiest_first(downstream: DownstreamInfo) -> tuple[object, ...]:

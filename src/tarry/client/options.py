@@ -260,7 +260,7 @@ def build_task_request(
         lane_key=options.get("lane_key"),
         delay_ms=None if delay is None else round(to_seconds("delay", delay) * 1000),
         next_attempt_at=None if at is None else to_epoch_ms("at", at),
-        policy=_to_dict("overrides", options.get("overrides")),
+        policy_overrides=_to_dict("overrides", options.get("overrides")),
         callback_url=options.get("callback"),
         callback_policy_id=options.get("callback_policy"),
         prior_attempts=options.get("prior_attempts", 0),

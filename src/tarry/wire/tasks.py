@@ -64,6 +64,20 @@ WaitReason: TypeAlias = Literal[
 target, for example until a DNS server answers; `pause`: until an operator resumes the lane."""
 WAIT_REASONS: tuple[WaitReason, ...] = get_args(WaitReason)
 LANE_STATE_NAMES: tuple[LaneStateName, ...] = get_args(LaneStateName)
+EventKind: TypeAlias = Literal[
+    "added",
+    "attempt",
+    "succeeded",
+    "exhausted",
+    "cancelled",
+    "superseded",  # the lease was lost before the result of the attempt was stored
+    "deferred",  # an attempt was not started, see `ServiceEvent.reason`
+    "parked",  # the breaker of a lane opened
+    "probing",  # the breaker of a lane is half-open
+    "resumed",  # the breaker of a lane closed, or an operator resumed the lane
+    "paused",  # by an operator
+    "missed",  # events were dropped, because the stream was read too slowly
+]
 LimitsSource: TypeAlias = Literal["API", "SETTINGS", "DEFAULT"]
 BackoffType: TypeAlias = Literal["EXPONENTIAL", "FIXED", "LINEAR", "SCHEDULE"]
 JitterType: TypeAlias = Literal["DECORRELATED", "EQUAL", "FULL", "NONE"]
@@ -158,7 +172,8 @@ class RetryTaskRequest(RequestBody):
     """Gives the tasks with this key a lane of their own among the tasks for the same host."""
     delay_ms: Annotated[int, Meta(ge=0, le=MAX_DURATION_MS)] | None = None
     next_attempt_at: EpochMs | None = None
-    policy: dict[str, Any] | None = None  # values that replace fields of the policy
+    policy_overrides: dict[str, Any] | None = msgspec.field(default=None, name="policy")
+    """Values that replace fields of the policy for this task."""
     callback_url: UrlText | None = None
     callback_policy_id: PolicyName | None = None
     """The policy of the callback; null: the policy `default`."""
@@ -318,10 +333,7 @@ class ServiceEvent(
 ):
     """An event of a task or a lane: the data of one message of the `/events` stream."""
 
-    kind: str
-    """added, attempt, succeeded, exhausted, cancelled, superseded (the lease was lost before the
-    result was stored), deferred (an attempt was not started, see `reason`), parked, probing,
-    resumed, paused; or missed: events were dropped, because this stream was read too slowly."""
+    kind: str  # an `EventKind`, or one that a newer service has added
     at: int | None = None
     """The time of the event."""
     lane: str | None = None
@@ -818,7 +830,7 @@ class DownstreamInfo(Body):
     limits: DownstreamLimits = DownstreamLimits()
     limits_source: LimitsSource = "DEFAULT"
     """Where the limits are set: with `PUT /downstreams/{lane}`, or in the service's settings."""
-    breaker: BreakerStateName = "closed"
+    shared_breaker: BreakerStateName = msgspec.field(default="closed", name="breaker")
     """The state of the breaker, shared by all processes; `local` has its state in this process."""
     breaker_changed_at: int | None = None
     """When the state of the breaker last changed; null if no change is recorded."""

@@ -17,6 +17,7 @@ from tarry.service.engine.reporting import EngineEvent
 from tarry.service.model import AttemptRecord
 from tarry.service.records.api_keys import revoke_api_key
 from tarry.testing import VirtualClock
+from tarry.wire.tasks import EventKind
 from tests.service.api.harness import NOW, ApiHarness, FakeTime
 from tests.service.api.test_auth import create_key
 
@@ -71,7 +72,7 @@ class EventReader:
         return found
 
 
-def build_event(kind: str, tenant: str = "default", **fields: Any) -> EngineEvent:
+def build_event(kind: EventKind, tenant: str = "default", **fields: Any) -> EngineEvent:
     """Return an event of a lane of the tenant."""
     lane = f"{tenant}/https:a:443"
     return EngineEvent(kind=kind, at=NOW, tenant=tenant, lane=lane, **fields)
@@ -403,9 +404,9 @@ async def test_an_event_that_cannot_be_encoded_is_dropped(
     """The error is logged, and the streams continue."""
     reader = EventReader(api.api)
     await reader.wait_for_start()
-    api.engine.events.publish(build_event("odd", reason=object()))
+    api.engine.events.publish(build_event("deferred", reason=object()))
     api.engine.events.publish(build_event("added"))
     assert "added" == (await reader.next_event())[1]
-    assert "event listener failed, event=odd" in caplog.text
+    assert "event listener failed, event=deferred" in caplog.text
     reader.disconnect.set()
     await reader.task

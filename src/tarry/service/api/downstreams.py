@@ -207,7 +207,7 @@ class DownstreamResource:
 
 
 def _state(downstream: DownstreamInfo) -> dict[str, str]:
-    return {"state": downstream.state, "breaker": downstream.breaker}
+    return {"state": downstream.state, "breaker": downstream.shared_breaker}
 
 
 def _no_such_downstream(name: str, fix: str = "") -> problems.ApiError:

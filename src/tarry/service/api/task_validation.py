@@ -132,7 +132,7 @@ class TaskBuilder:
             body=body,
             body_ref=request.body_ref,
             body_size=len(body),
-            overrides=request.policy or None,
+            overrides=request.policy_overrides or None,
             callback_url=callback_url,
             callback_policy_id=request.callback_policy_id,
             prior_attempts=request.prior_attempts,
@@ -154,7 +154,7 @@ class TaskBuilder:
             next_attempt_at=next_attempt_at or 0,
         )
         if (
-            not request.policy
+            not request.policy_overrides
             and request.callback_policy_id is None
             and request.body_ref is None
             and len(body) <= context.limits.inline_body_bytes

@@ -290,7 +290,7 @@ def downstream_view(
         local=local_stats,
         limits=limits,
         limits_source=limits_source,
-        breaker=breaker,
+        shared_breaker=breaker,
         breaker_changed_at=changes[0].at if changes else None,
         breaker_history=changes if with_history else None,
         latency=_latency_stats(activity),

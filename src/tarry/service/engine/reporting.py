@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -22,19 +22,22 @@ if TYPE_CHECKING:
     from tarry.service.engine.metrics import Metrics
     from tarry.service.model import AttemptRecord, Task
     from tarry.service.store import TaskResult
+    from tarry.wire.tasks import EventKind
 
 _logger = logging.getLogger("tarry.service")
-_EVENT_KINDS = {status: status.name.lower() for status in Status}
+_EVENT_KINDS: dict[Status, EventKind] = {
+    Status.SUCCEEDED: "succeeded",
+    Status.EXHAUSTED: "exhausted",
+    Status.CANCELLED: "cancelled",
+}
 
 
 class EngineEvent(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """Something that happened to a task or to a lane."""
 
-    kind: str
-    """For a task: added, attempt, succeeded, exhausted, cancelled, superseded, deferred.
-    For a lane: parked (its breaker opened), probing (half-open), resumed (its breaker closed, or
-    an operator resumed it), paused (by an operator). For attempts of several tasks: lost (their
-    workers have disappeared); such an event has an empty tenant and lane."""
+    kind: EventKind | Literal["lost"]
+    """`lost`: the workers of attempts of several tasks have disappeared. Such an event has an empty
+    tenant and lane."""
     at: int  # epoch ms
     tenant: str
     lane: str
@@ -174,7 +177,7 @@ class Reporter:
         """Report the state of a breaker before and after an event that may have changed it."""
         self.metrics.count_transition(before, after)
 
-    def report_lane_change(self, kind: str, lane: str) -> None:
+    def report_lane_change(self, kind: EventKind, lane: str) -> None:
         """Report an event of a lane: `kind` is parked, probing, resumed or paused."""
         if self.events.listeners:
             tenant = lane.partition("/")[0]
@@ -184,7 +187,7 @@ class Reporter:
 
     def _publish(
         self,
-        kind: str,
+        kind: EventKind,
         task: Task,
         attempts: int | None,
         now: int,
