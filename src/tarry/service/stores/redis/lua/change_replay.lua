@@ -1,9 +1,12 @@
 --! uses records replays
--- Starts, reads or cancels a replay. args: action, tenant, id. To start a replay, ARGV[5] is the
--- encoded `ReplayRecord`; the store sets its times and its progress.
--- Returns the encoded replay, or nil if it does not exist.
+-- Starts, reads or cancels a replay.
+--
+-- args:     'start', 'get' or 'cancel'
+--           tenant, id
+-- values:   to start: the encoded `ReplayRecord`; the script sets its times and its progress
+-- reply:    the encoded replay, or nil if it does not exist
 
-local action, tenant, id = args[1], args[2], args[3]
+local action, tenant_name, id = unpack(args, 1, 3)
 local replay = load_replay(id)
 if action == 'start' and not replay then
     replay = decode(ARGV[5])
@@ -13,7 +16,7 @@ if action == 'start' and not replay then
     replay.created_at, replay.next_at = now, now
     write_replay(replay, nil)
     flush()
-elseif not replay or (action ~= 'start' and replay.tenant ~= tenant) then
+elseif not replay or (action ~= 'start' and replay.tenant ~= tenant_name) then
     return false
 elseif action == 'cancel' and (replay.status == 'running' or replay.status == 'waiting') then
     local old_status = replay.status

@@ -1,13 +1,18 @@
 --! uses records replays
--- Returns encoded replays, newest first, or those that need steps, by due time. args: whether they
--- need steps, tenant or nil, limit.
+-- Lists replays.
+--
+-- args:    whether to list only replays that need steps, by due time; else all, newest first
+--          tenant, or nil: of all tenants of the partition
+--          limit
+-- reply:   encoded replays
 
-local suffix = args[2] and ':' .. args[2] or ''
+local needs_steps_only, tenant_name, limit = unpack(args, 1, 3)
+local suffix = tenant_name and ':' .. tenant_name or ''
 local ids
-if args[1] then
-    ids = call('ZRANGE', base .. 'active_replays' .. suffix, 0, args[3] - 1)
+if needs_steps_only then
+    ids = call('ZRANGE', base .. 'active_replays' .. suffix, 0, limit - 1)
 else
-    ids = call('ZREVRANGE', base .. 'replays' .. suffix, 0, args[3] - 1)
+    ids = call('ZREVRANGE', base .. 'replays' .. suffix, 0, limit - 1)
 end
 local reply = {}
 for _, id in ipairs(ids) do

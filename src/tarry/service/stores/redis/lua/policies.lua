@@ -1,15 +1,25 @@
 --! uses records
--- Writes, reads, lists or deletes policies of a tenant. args: action, tenant, policy, and then
---   put: whether to replace, quota or nil; ARGV[5] is the document
---   get: version or nil
---   list: ids after this id (instead of the policy), limit, maximum number of bytes
--- Returns an array: status, and then for each policy its id, version, creation time and document.
+-- Writes, reads, lists or deletes policies of a tenant.
 --
--- `policies:TENANT` has the newest version of each policy, and `policy_ids:TENANT` the ids in
--- order. A version has the name `VERSION:POLICY` in `documents:TENANT`, in `created:TENANT` and, if
--- it was replaced, in `replaced:TENANT`.
+-- args:     action, tenant, policy, and then for the action
+--             'put'      whether to replace the policy, quota of versions of the tenant, or nil
+--             'get'      version, or nil: the newest
+--             'list'     limit, maximum number of bytes; the list begins after the policy
+--             'delete'   nothing
+-- values:   to put: the document
+-- reply:    status, and then four values of each policy: id, version, creation time, document
+--
+-- Keys: VERSION:POLICY is the name of a version.
+--
+--   policies:TENANT        hash POLICY -> newest version
+--   policy_ids:TENANT      sorted set of the policies, all with the score 0
+--   documents:TENANT       hash VERSION:POLICY -> document
+--   created:TENANT         hash VERSION:POLICY -> creation time
+--   replaced:TENANT        hash VERSION:POLICY -> time when the version was replaced
+--   version_tasks:TENANT   hash VERSION:POLICY -> number of tasks that refer to the version
+--   unused_versions        TENANT\0VERSION:POLICY of replaced versions without tasks, by that time
 
-local action, tenant, policy = args[1], args[2], args[3]
+local action, tenant, policy = unpack(args, 1, 3)
 local newest_key, ids_key = base .. 'policies:' .. tenant, base .. 'policy_ids:' .. tenant
 local documents_key, created_key = base .. 'documents:' .. tenant, base .. 'created:' .. tenant
 local replaced_key = base .. 'replaced:' .. tenant
@@ -18,7 +28,8 @@ local function newest_version(id)
     return tonumber(call('HGET', newest_key, id) or nil)
 end
 
-local function emit_policy(reply, id, version)
+-- Appends a version of a policy to a reply.
+local function append_policy(reply, id, version)
     local name = version .. ':' .. id
     reply[#reply + 1] = id
     reply[#reply + 1] = version
@@ -31,12 +42,12 @@ local function put(replace, quota, document)
     local newest = newest_version(policy)
     if newest then
         if call('HGET', documents_key, newest .. ':' .. policy) == document then
-            return emit_policy({'unchanged'}, policy, newest)
+            return append_policy({'unchanged'}, policy, newest)
         end
-        if not replace then return emit_policy({'conflict'}, policy, newest) end
+        if not replace then return append_policy({'conflict'}, policy, newest) end
     end
     if quota and call('HLEN', documents_key) >= quota then
-        return newest and emit_policy({'over_quota'}, policy, newest) or {'over_quota'}
+        return newest and append_policy({'over_quota'}, policy, newest) or {'over_quota'}
     end
     local version
     if newest then
@@ -59,7 +70,7 @@ local function put(replace, quota, document)
     call('HSET', documents_key, name, document)
     call('HSET', created_key, name, now)
     flush()
-    return emit_policy({newest and 'replaced' or 'created'}, policy, version)
+    return append_policy({newest and 'replaced' or 'created'}, policy, version)
 end
 
 local function delete()
@@ -67,8 +78,7 @@ local function delete()
     if not newest then return {'missing'} end
     local use = find_or_create_policy_use(tenant, policy)
     if use.live > 0 then return {'conflict'} end
-    local record = use.rebuilt and load_tenant(tenant)
-    if record and record.pending + record.in_flight > 0 then
+    if use.rebuilt and count_live_tasks(tenant) > 0 then
         return {'conflict'} -- the number of live tasks of the policy is not known
     end
     use.deleted = newest
@@ -96,7 +106,7 @@ elseif action == 'get' then
     if not version or call('HEXISTS', documents_key, version .. ':' .. policy) == 0 then
         return {'missing'}
     end
-    return emit_policy({'found'}, policy, version)
+    return append_policy({'found'}, policy, version)
 end
 local reply, bytes = {'complete'}, 0
 local limit, max_bytes = args[4], args[5]
@@ -107,7 +117,7 @@ for index, id in ipairs(call('ZRANGEBYLEX', ids_key, '(' .. policy, '+', 'LIMIT'
     end
     local version = newest_version(id)
     if version and call('HEXISTS', documents_key, version .. ':' .. id) == 1 then
-        emit_policy(reply, id, version)
+        append_policy(reply, id, version)
         bytes = bytes + #reply[#reply]
     end
 end

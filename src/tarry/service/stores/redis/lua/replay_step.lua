@@ -1,21 +1,30 @@
 --! uses records tasks replays
--- Makes a step of a replay, if it is due. args: replay id, cursor or nil, ids of the page, next
--- cursor or nil, quota or nil, maximum lag, pause after a full quota, maximum pause, shortest and
--- longest interval between two counts, number of tasks that one step counts.
--- Returns the encoded replay, or nil if it does not exist.
+-- Makes a step of a replay, if it is due, see `Store.replay_step`.
+--
+-- args:    id of the replay
+--          cursor        of the page of dead letters, or nil
+--          ids           of the tasks of the page
+--          next cursor   or nil: it is the last page
+--          quota         of live tasks of the tenant, or nil
+--          in ms: maximum lag, pause after a full quota, maximum pause, shortest and longest
+--          interval between two counts
+--          maximum number of tasks that one step counts
+-- reply:   the encoded replay, or nil if it does not exist
 
-local id, cursor, task_ids, next_cursor, quota = args[1], args[2], args[3], args[4], args[5]
-local max_lag_ms, quota_pause_ms, max_pause_ms = args[6], args[7], args[8]
-local min_interval_ms, max_interval_ms, max_counted = args[9], args[10], args[11]
+local id, cursor, task_ids, next_cursor, quota = unpack(args, 1, 5)
+local max_lag_ms, quota_pause_ms, max_pause_ms = unpack(args, 6, 8)
+local min_interval_ms, max_interval_ms, max_counted = unpack(args, 9, 11)
 local STATUS_NAMES = {[0] = 'PENDING', 'IN_FLIGHT', 'SUCCEEDED', 'EXHAUSTED', 'CANCELLED'}
 local key, replayed_key = base .. 'replay:' .. id, base .. 'replayed:' .. id
 
+-- Returns when the next step is due, after a step that has replayed `count` tasks.
 local function next_step_at(replay, count)
     if replay.rate <= 0 then return now end
     local pause = math.min(count * 1000 / replay.rate, max_pause_ms)
     return math.max(replay.next_at, now - max_lag_ms) + math.ceil(pause)
 end
 
+-- Replays the dead letters among the tasks of the page, as many as the quota allows.
 local function replay_dead_letters(replay)
     local dead_letters, is_listed = {}, {}
     for _, task_id in ipairs(task_ids) do
@@ -27,8 +36,7 @@ local function replay_dead_letters(replay)
     end
     local allowed = #dead_letters
     if quota then
-        local tenant = load_tenant(replay.tenant)
-        local free = quota - tenant.pending - tenant.in_flight
+        local free = quota - count_live_tasks(replay.tenant)
         allowed = math.max(0, math.min(allowed, free))
     end
     for index = 1, allowed do
