@@ -9,11 +9,12 @@ partitions take turns as well. With one partition, a claim is one script.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarry.errors import StoreUnavailable
 from tarry.service.store import ClaimResult
 from tarry.service.stores.redis.codec import decode_tasks
+from tarry.service.stores.redis.partitions import as_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -21,6 +22,20 @@ if TYPE_CHECKING:
     from tarry.service.model import Task
     from tarry.service.store import LeaseTerms
     from tarry.service.stores.redis.partitions import Partitions
+
+
+class _ClaimReply(NamedTuple):
+    """The reply of `claim.lua` for one partition."""
+
+    now: int
+    next_at: int
+    """When a claim may find a task; -1: never."""
+    counted: int
+    """How many tasks count towards the limit."""
+    lost_attempts: int
+    leased: list[bytes]
+    renewed: list[bytes]
+    opens_by_lane: list[Any]
 
 
 class ClaimMerger:
@@ -42,7 +57,7 @@ class ClaimMerger:
         skip: Collection[int],
     ) -> ClaimResult:
         """Lease tasks; see `Store.claim`."""
-        active = [p for p in self._order if p not in skip]
+        active = [partition for partition in self._order if partition not in skip]
         if not active:  # the clock of the store is read, and nothing is leased
             active, limit = self._order, 0
         claim = _Claim(terms, limit, per_lane, lane_limits)
@@ -50,7 +65,7 @@ class ClaimMerger:
         busy = self._busy
         while active:
             shares = divide(claim.remaining, active, busy)
-            replies = await self._run_on(active, claim, shares)
+            replies = await self._run_on_each(active, claim, shares)
             next_active: list[int] = []
             for partition, share, reply in zip(active, shares, replies, strict=True):
                 if isinstance(reply, StoreUnavailable):
@@ -64,14 +79,14 @@ class ClaimMerger:
         if len(self._order) > 1:
             self._busy = claim.busy_partitions
         served = claim.served_partitions
-        self._order = [p for p in self._order if p not in served] + list(served)
+        self._order = [each for each in self._order if each not in served] + list(served)
         result = claim.result()
         result.errors = errors
         return result
 
-    async def _run_on(
+    async def _run_on_each(
         self, partitions: list[int], claim: _Claim, shares: list[int]
-    ) -> list[list[Any] | StoreUnavailable]:
+    ) -> list[_ClaimReply | StoreUnavailable]:
         """Run a script on each partition; return replies and errors."""
         if len(partitions) == 1:  # without the cost of an asyncio task
             try:
@@ -85,15 +100,13 @@ class ClaimMerger:
         replies = await self._partitions.connection.gather_available(calls)
         return [*replies.values()]
 
-    async def _run(self, partition: int, claim: _Claim, share: int) -> list[Any]:
+    async def _run(self, partition: int, claim: _Claim, share: int) -> _ClaimReply:
         """Lease up to `share` tasks of a partition; if it is 0, only find the next time."""
         if share:
-            reply: list[Any] = await self._partitions.run(
-                partition, "claim", *claim.arguments(share)
-            )
-            return reply
+            reply = await self._partitions.run(partition, "claim", *claim.arguments(share))
+            return _ClaimReply(*reply)
         now, next_at = await self._partitions.run(partition, "peek", claim.terms.horizon_ms)
-        return [now, next_at, 0, 0, [], [], []]
+        return _ClaimReply(now, next_at, 0, 0, [], [], [])
 
 
 def divide(limit: int, partitions: list[int], busy: set[int]) -> list[int]:
@@ -121,14 +134,17 @@ class _Claim:
         self._lane_limits = lane_limits
         self._lane_counts: Counter[str] = Counter()
         self._leased: list[tuple[int, int, int, Task]] = []
+        """The due time, partition and number of each task, by which they are sorted."""
         self._merged = ClaimResult(0, [], {}, None)
         self.busy_partitions: set[int] = set()
         """Partitions with more due tasks. A partition that was served stays busy, because a later
         script may skip lanes that have reached their limits, but have more due tasks."""
         self.remaining = limit
+        """How many more tasks may be leased."""
         self.next_times: dict[int, int] = {}
         """The next time of each partition that has replied; -1: none."""
         self.served_partitions: dict[int, None] = {}
+        """The partitions in which tasks were leased, the last one at the end."""
 
     def arguments(self, limit: int) -> tuple[Any, ...]:
         """Return the arguments of the script, with the remaining limits of lanes."""
@@ -145,32 +161,31 @@ class _Claim:
             lane_limits,
         )
 
-    def add(self, partition: int, share: int, reply: list[Any]) -> bool:
+    def add(self, partition: int, share: int, reply: _ClaimReply) -> bool:
         """Add the reply of a partition; return whether a larger share may lease more tasks."""
-        now, next_at, counted, lost_count, leased, renewed, opens_by_lane = reply
         merged = self._merged
-        merged.now = max(merged.now, now)
-        merged.lost_attempts += lost_count
-        self.remaining -= counted
-        if counted:
+        merged.now = max(merged.now, reply.now)
+        merged.lost_attempts += reply.lost_attempts
+        self.remaining -= reply.counted
+        if reply.counted:
             self.served_partitions.pop(partition, None)
             self.served_partitions[partition] = None
-        for number, task in decode_tasks(leased):
+        for number, task in decode_tasks(reply.leased):
             self._leased.append((task.next_attempt_at, partition, number, task))
             self._lane_counts[task.lane] += 1
-        for _, task in decode_tasks(renewed):
+        for _, task in decode_tasks(reply.renewed):
             merged.renewed_tasks.append(task)
             self._lane_counts[task.lane] += 1
-        pairs = zip(opens_by_lane[::2], opens_by_lane[1::2], strict=True)
-        merged.consecutive_opens_by_lane.update((name.decode(), opens) for name, opens in pairs)
-        has_more: bool = 0 <= next_at <= now
+        for name, opens in as_pairs(reply.opens_by_lane):
+            merged.consecutive_opens_by_lane[name.decode()] = opens
+        has_more = 0 <= reply.next_at <= reply.now
         if has_more:
             self.busy_partitions.add(partition)
         elif partition not in self.served_partitions:
             self.busy_partitions.discard(partition)
         is_busy = partition in self.busy_partitions
-        self.next_times[partition] = now if is_busy else next_at
-        return has_more and bool(counted >= share)
+        self.next_times[partition] = reply.now if is_busy else reply.next_at
+        return has_more and reply.counted >= share
 
     def result(self) -> ClaimResult:
         """Return the merged result, sorted by due time."""
