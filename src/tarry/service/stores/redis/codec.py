@@ -39,7 +39,7 @@ TASK_LENGTH = 5
 TaskArguments: TypeAlias = tuple[
     msgspec.Raw, str, str, int | None, str, msgspec.Raw | None, int | None, int, bool
 ]
-"""A new task as an argument of a script, see `add.lua`."""
+"""A new task as an argument of a script, see `add_task` in `tasks.lua`."""
 
 _LENGTH_BYTES = 4
 _MAX_FIXSTR_LENGTH = 32

@@ -102,9 +102,10 @@ class Partitions:
 
     def group(self, items: Iterable[T], tenant_of_item: Callable[[T], str]) -> dict[int, list[T]]:
         """Return the items by partition."""
+        count = self.partition_count
         groups: dict[int, list[T]] = defaultdict(list)
         for item in items:
-            groups[self.partition_of(tenant_of_item(item))].append(item)
+            groups[find_partition(tenant_of_item(item), count)].append(item)
         return groups
 
     async def map_in_groups(
@@ -114,16 +115,15 @@ class Partitions:
         run: Callable[[int, list[T]], Awaitable[list[R]]],
     ) -> list[R]:
         """Call `run` for the items of each partition; return the results in the order of items."""
-        positions_by_partition = self.group(
-            range(len(items)), lambda position: tenant_of_item(items[position])
-        )
+        if self.partition_count == 1:  # nothing to divide
+            return await run(0, list(items)) if items else []
+        groups = self.group(enumerate(items), lambda entry: tenant_of_item(entry[1]))
         replies = await gather(
-            run(partition, [items[position] for position in positions])
-            for partition, positions in positions_by_partition.items()
+            run(partition, [item for _, item in group]) for partition, group in groups.items()
         )
         results: dict[int, R] = {}
-        for positions, reply in zip(positions_by_partition.values(), replies, strict=True):
-            results.update(zip(positions, reply, strict=True))
+        for group, reply in zip(groups.values(), replies, strict=True):
+            results.update(zip((position for position, _ in group), reply, strict=True))
         return [results[position] for position in range(len(items))]
 
 

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from tarry.service.store import StoredTaskFilter
     from tarry.service.stores.redis.partitions import Partitions
 
-_ATTEMPT_NUMBER_BITS = MAX_ATTEMPT_NUMBER.bit_length()
+_ATTEMPT_CURSOR_BASE = 1 << MAX_ATTEMPT_NUMBER.bit_length()
+"""Greater than the number of every attempt."""
 
 
 async def get_task(partitions: Partitions, tenant: str, task_id: str) -> Task | None:
@@ -107,20 +108,19 @@ async def list_attempts_of_tasks(
 ) -> RecordPage[tuple[str, AttemptRecord]]:
     """List attempts with the ids of their tasks."""
     # A cursor is the number of a task and the number of its last attempt in one integer.
-    last = None if cursor is None else parse_cursor(cursor)
-    position = None if last is None else (last >> _ATTEMPT_NUMBER_BITS) + 1
+    last_task, last_attempt, position = None, 0, None
+    if cursor is not None:
+        last_task, last_attempt = divmod(parse_cursor(cursor), _ATTEMPT_CURSOR_BASE)
+        position = last_task + 1  # begins with the same task, which may have more attempts
     page = await _scan(partitions, tenant, task_filter, position).list_ids(limit)
     numbers = {task_id: number for number, task_id in page.items}
-    first_index = 0
-    if last is not None and page.items and page.items[0][0] == last >> _ATTEMPT_NUMBER_BITS:
-        first_index = last & MAX_ATTEMPT_NUMBER
+    task_ids = list(numbers)
+    is_continued = bool(task_ids) and numbers[task_ids[0]] == last_task
     items: list[tuple[str, AttemptRecord]] = []
-    for index, task_ids in ((first_index, list(numbers)[:1]), (0, list(numbers)[1:])):
-        if task_ids and len(items) < limit:
-            arguments = (tenant, pack_ids(task_ids), index, limit - len(items))
-            reply = await partitions.run_for_tenant(
-                tenant, "attempts", *arguments, MAX_PAGE_BYTES * 16
-            )
+    for ids, after in ((task_ids[:1], last_attempt if is_continued else 0), (task_ids[1:], 0)):
+        if ids and len(items) < limit:
+            arguments = (tenant, pack_ids(ids), after, limit - len(items), MAX_PAGE_BYTES * 16)
+            reply = await partitions.run_for_tenant(tenant, "attempts", *arguments)
             items += [
                 (unpack_id(packed_id), decode_attempt(attempt))
                 for packed_id, *attempts in reply
@@ -129,12 +129,12 @@ async def list_attempts_of_tasks(
     if len(items) == limit:
         task_id, attempt = items[-1]
         return RecordPage(
-            items, str(numbers[task_id] << _ATTEMPT_NUMBER_BITS | attempt.attempt_number)
+            items, str(numbers[task_id] * _ATTEMPT_CURSOR_BASE + attempt.attempt_number)
         )
     if page.cursor is None:
         return RecordPage(items, None)
     # Continue before the first attempt of the next older task.
-    return RecordPage(items, str(int(page.cursor) - 1 << _ATTEMPT_NUMBER_BITS))
+    return RecordPage(items, str((int(page.cursor) - 1) * _ATTEMPT_CURSOR_BASE))
 
 
 async def counters(partitions: Partitions, tenant: str | None = None) -> Counters:

@@ -69,7 +69,7 @@ async def add(
 def _to_add_result(
     new: NewTask, result: list[Any], now: int, terms: LeaseTerms | None
 ) -> AddResult:
-    """Convert the result of `add.lua` for one task."""
+    """Convert the result of `add.lua` for one task into an `AddResult`."""
     status, *values = result
     if status == b"added":
         due, lease_end = values
