@@ -5,8 +5,7 @@
 --           records, each an array; the comment of the importer lists its elements
 -- values:   for each record its binary part; a replay has only this part
 
-local kind, records = args[1], args[2]
-
+local kind, records = unpack(args, 1, 2)
 local importers = {}
 
 -- tenant, id, version, creation time; value: document
@@ -42,9 +41,9 @@ end
 
 -- owner, kind, key, time of the write; value: the value
 function importers.record(record, value)
-    local owner, kind, key = record[1], record[2], record[3]
-    if not read_keyed(owner, kind, key) then
-        write_keyed(owner, kind, key, value, record[4], nil)
+    local owner, kind_of_record, key, written_at = unpack(record)
+    if not read_keyed(owner, kind_of_record, key) then
+        write_keyed(owner, kind_of_record, key, value, written_at, nil)
     end
 end
 

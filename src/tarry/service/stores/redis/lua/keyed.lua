@@ -1,10 +1,15 @@
 -- Shared by scripts that use records by owner, kind and key (see `RecordStore` in store.py).
 --
--- The hash `keyed:KIND:OWNER` has the records by key, each as MessagePack: {value, time of the
--- write, time of expiry or false}. The sorted sets `keyed_names:KIND:OWNER` and `keyed_owners` have
--- the keys, and OWNER\0KIND, in order. `keyed_expiry:KIND` has OWNER\0KEY of the records that
--- expire, by that time, and the set `keyed_kinds` all kinds.
+-- Keys:
+--
+--   keyed:KIND:OWNER         hash KEY -> record as a MessagePack array: value, time of the write,
+--                            time of expiry or false
+--   keyed_names:KIND:OWNER   sorted set of the keys, all with the score 0
+--   keyed_owners             sorted set of OWNER\0KIND, all with the score 0
+--   keyed_expiry:KIND        OWNER\0KEY of records that expire, by that time
+--   keyed_kinds              set of the kinds
 
+-- Returns the keys of the records of an owner, and of their names.
 local function keyed_keys(owner, kind)
     local suffix = kind .. ':' .. owner
     return base .. 'keyed:' .. suffix, base .. 'keyed_names:' .. suffix
@@ -34,7 +39,8 @@ end
 local function read_keyed(owner, kind, key)
     local packed = call('HGET', (keyed_keys(owner, kind)), key)
     local record = packed and decode(packed)
-    if record and (not record[3] or record[3] > now) then return record end
+    local expires_at = record and record[3]
+    if record and (not expires_at or expires_at > now) then return record end
 end
 
 local function delete_keyed(owner, kind, key)
@@ -68,9 +74,10 @@ local function delete_keyed_of_lane(lane_name)
 end
 
 -- Appends a record to a reply: key, value, time of the write, and time of expiry (0: never).
-local function emit_keyed(reply, key, record)
+local function append_keyed(reply, key, record)
+    local value, written_at, expires_at = unpack(record, 1, 3)
     reply[#reply + 1] = key
-    reply[#reply + 1] = record[1]
-    reply[#reply + 1] = record[2]
-    reply[#reply + 1] = record[3] or 0
+    reply[#reply + 1] = value
+    reply[#reply + 1] = written_at
+    reply[#reply + 1] = expires_at or 0
 end

@@ -1,26 +1,35 @@
 --! uses records keyed
--- Reads, lists, writes or exports records by owner, kind and key. args: action, and then
---   read: list of {owner, kind, key}
---   list: owner, kind, key after which the list begins, limit, maximum number of bytes
---   write: list of {owner, kind, key, value or nil, expected value or nil, whether the change is
---     unconditional, lifetime in ms or nil}; returns 1, or 0 if a change conflicts
---   export: owner, kind and key after which the list begins, limit, maximum number of bytes;
---     returns owner, kind, key, value and time of records of all owners that do not expire
--- To `read` and `list`, the reply is the time and four values of each record: see `emit_keyed`. Of
--- a record that does not exist, the value is false.
+-- Reads, lists, writes or exports records by owner, kind and key.
+--
+-- args:    action, and then for the action
+--            'read'     addresses, each an array: owner, kind, key
+--            'list'     owner, kind, key after which the list begins, limit, maximum number of
+--                       bytes
+--            'write'    changes, each an array: owner, kind, key, value (nil: delete the record),
+--                       expected value (nil: no record), whether the change is unconditional,
+--                       lifetime in ms or nil
+--            'export'   owner, kind and key after which the list begins, limit, maximum number of
+--                       bytes
+-- reply:   for the action
+--            'read'     now, and four values of each record, see `append_keyed`; false is the value
+--                       of a record that does not exist
+--            'list'     likewise
+--            'write'    1, or 0 if a change conflicts: then nothing is changed
+--            'export'   owner, kind, key, value and time of records that do not expire
 
 local action = args[1]
 
-if action == 'read' then
+local function read(addresses)
     local reply = {now}
-    for _, address in ipairs(args[2]) do
+    for _, address in ipairs(addresses) do
         local owner, kind, key = unpack(address)
         check_keyed(owner, kind)
-        emit_keyed(reply, key, read_keyed(owner, kind, key) or {false, 0})
+        append_keyed(reply, key, read_keyed(owner, kind, key) or {false, 0})
     end
     return reply
-elseif action == 'list' then
-    local owner, kind, after, limit, max_bytes = args[2], args[3], args[4], args[5], args[6]
+end
+
+local function list(owner, kind, after, limit, max_bytes)
     local _, names_key = keyed_keys(owner, kind)
     check_keyed(owner, kind)
     local reply, bytes = {now}, 0
@@ -30,7 +39,7 @@ elseif action == 'list' then
         for _, key in ipairs(keys) do
             local record = read_keyed(owner, kind, key)
             if record then
-                emit_keyed(reply, key, record)
+                append_keyed(reply, key, record)
                 bytes = bytes + #record[1]
                 if bytes >= max_bytes or #reply > 4 * limit then return reply end
             end
@@ -38,19 +47,23 @@ elseif action == 'list' then
         if #keys < limit then return reply end
         first = '(' .. keys[#keys]
     end
-elseif action == 'write' then
+end
+
+local function has_conflict(change)
+    local owner, kind, key, _, expected, is_unconditional, lifetime_ms = unpack(change, 1, 7)
+    check_keyed(owner, kind, lifetime_ms)
+    if is_unconditional then return false end
+    local record = read_keyed(owner, kind, key)
+    return (record and record[1] or nil) ~= expected
+end
+
+local function write(changes)
     write_despite_full_memory()
-    for _, change in ipairs(args[2]) do
-        local owner, kind, key, expected = change[1], change[2], change[3], change[5]
-        check_keyed(owner, kind, change[7])
-        if not change[6] then
-            local record = read_keyed(owner, kind, key)
-            if (record and record[1] or nil) ~= expected then return 0 end
-        end
+    for _, change in ipairs(changes) do
+        if has_conflict(change) then return 0 end
     end
-    for _, change in ipairs(args[2]) do
-        local owner, kind, key, value = change[1], change[2], change[3], change[4]
-        local lifetime_ms = change[7]
+    for _, change in ipairs(changes) do
+        local owner, kind, key, value, _, _, lifetime_ms = unpack(change, 1, 7)
         if value then
             write_keyed(owner, kind, key, value, now, lifetime_ms and now + lifetime_ms)
         else
@@ -60,7 +73,11 @@ elseif action == 'write' then
     return 1
 end
 
-local owner, kind, after, limit, max_bytes = args[2], args[3], args[4], args[5], args[6]
+if action == 'read' then return read(args[2]) end
+if action == 'list' then return list(unpack(args, 2, 6)) end
+if action == 'write' then return write(args[2]) end
+
+local owner, kind, after, limit, max_bytes = unpack(args, 2, 6)
 local reply, bytes = {}, 0
 
 -- Appends the records with keys after `first`; returns whether the reply is complete.

@@ -1,10 +1,16 @@
 --! uses records
--- Returns the version of the settings of lanes (limits and pauses), and the number of processes
--- that lease tasks (0, except in the partition of the processes). args: kind of the records of
--- these processes, whether to return the settings, too: pairs of lane and limits, and the names of
--- paused lanes.
+-- Returns the settings of lanes: limits and pauses.
+--
+-- args:    kind of the records of processes that lease tasks
+--          whether to return the settings, or only the first two values
+-- reply:   version of the settings
+--          number of processes that lease tasks (0, except in the partition of the processes)
+--          pairs of a lane and its limits as JSON
+--          names of the paused lanes
 
+local process_kind, has_settings = unpack(args, 1, 2)
 local version = tonumber(call('HGET', base .. 'meta', 'limits_version') or 0)
-local count = call('ZCOUNT', base .. 'keyed_expiry:' .. args[1], '(' .. now, '+inf')
-if not args[2] then return {version, count} end
-return {version, count, call('HGETALL', base .. 'limits'), call('SMEMBERS', base .. 'paused_lanes')}
+local process_count = call('ZCOUNT', base .. 'keyed_expiry:' .. process_kind, '(' .. now, '+inf')
+if not has_settings then return {version, process_count} end
+return {version, process_count, call('HGETALL', base .. 'limits'),
+        call('SMEMBERS', base .. 'paused_lanes')}

@@ -2,8 +2,8 @@
 --
 -- All keys have the prefix `base`. TENANT, LANE and POLICY are names; the other words in capitals
 -- are numbers or ids. Sorted sets are described as MEMBER by SCORE. Times are in epoch ms. A record
--- is a MessagePack map without the fields that are nil. The scripts that write replays, policies
--- and records by owner, kind and key, describe their keys.
+-- is a MessagePack map without the fields that are nil. replays.lua, policies.lua, keyed.lua and
+-- lead.lua describe their own keys.
 --
 -- What the partition has only once:
 --
