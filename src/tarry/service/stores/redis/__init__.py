@@ -21,7 +21,8 @@ What it is bad at (figures of docs/redis.md):
     queries       tasks, attempts and counters; `task_lists` reads lists page by page
     lanes         state, limits and retry budgets of lanes
     retention     removal of old records
-    cold_records  policies, keys, secrets, replays, processes and series
+    cold_records  policies, replays and the leader
+    records       records by owner, kind and key
     transfer      export and import of all records
     scripts, lua  the scripts, one for each operation; `lua/schema.lua` lists the keys
     codec         the stored form of tasks and lanes

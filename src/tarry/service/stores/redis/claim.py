@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarry.errors import StoreUnavailable
 from tarry.service.store import ClaimResult
-from tarry.service.stores.redis.codec import decode_tasks
-from tarry.service.stores.redis.partitions import as_pairs
+from tarry.service.stores.redis.codec import decode_tasks, split_rows
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -176,7 +175,7 @@ class _Claim:
         for _, task in decode_tasks(reply.renewed):
             merged.renewed_tasks.append(task)
             self._lane_counts[task.lane] += 1
-        for name, opens in as_pairs(reply.opens_by_lane):
+        for name, opens in split_rows(reply.opens_by_lane, 2):
             merged.consecutive_opens_by_lane[name.decode()] = opens
         has_more = 0 <= reply.next_at <= reply.now
         if has_more:

@@ -174,10 +174,15 @@ def encode_fixed(task: Task) -> bytes:
     return b"".join((len(head).to_bytes(_LENGTH_BYTES), head, tail))
 
 
+def split_rows(values: Sequence[Any], width: int) -> Iterator[Sequence[Any]]:
+    """Yield `width` values at a time: scripts return tables and maps as flat lists."""
+    for start in range(0, len(values), width):
+        yield values[start : start + width]
+
+
 def decode_tasks(reply: Sequence[bytes]) -> Iterator[tuple[int, Task]]:
-    """Yield the number and the task for each task of a reply, see `emit_task` in `tasks.lua`."""
-    for begin in range(0, len(reply), TASK_LENGTH):
-        yield decode_task(reply[begin : begin + TASK_LENGTH])
+    """Return the number and the task for each task of a reply, see `append_task` in `tasks.lua`."""
+    return map(decode_task, split_rows(reply, TASK_LENGTH))
 
 
 def decode_task(values: Sequence[bytes]) -> tuple[int, Task]:
@@ -228,10 +233,10 @@ def to_policies(tenant: str, fields: Sequence[Any]) -> list[PolicyVersion]:
     return [
         PolicyVersion(
             tenant=tenant,
-            id=fields[i].decode(),
-            version=fields[i + 1],
-            created_at=fields[i + 2],
-            document=fields[i + 3],
+            id=policy_id.decode(),
+            version=version,
+            created_at=created_at,
+            document=document,
         )
-        for i in range(0, len(fields), 4)
+        for policy_id, version, created_at, document in split_rows(fields, 4)
     ]

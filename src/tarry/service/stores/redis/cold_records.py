@@ -1,4 +1,4 @@
-"""The operations that run rarely: policies, keys, secrets, replays, processes and series."""
+"""The operations that run rarely: on policies, on replays, and to lead."""
 
 # ruff: noqa: D102 - the methods are documented in `tarry.service.store.Store`
 
@@ -42,10 +42,7 @@ if TYPE_CHECKING:
 
 _LEADER_LEASE_MS = 30_000
 """Renewed by each heartbeat of this process, and by each call of `try_lead`."""
-_SERIES_EXPIRY_MARGIN_S = 600
-_API_KEY_PAGE_SIZE = 500
 _MAX_LISTED_REPLAYS = 100
-_MAX_LISTED_API_KEYS = 1000
 _MAX_COUNTED_TASKS = 500
 """Maximum number of replayed tasks that one step reads to find finished ones."""
 

@@ -13,8 +13,8 @@ from tarry.service.store import (
     RecordPage,
 )
 from tarry.service.stores.records import decode_limits, encode_limits
-from tarry.service.stores.redis.codec import StoredLane, decode_lane, to_raw
-from tarry.service.stores.redis.partitions import GLOBAL_PARTITION, as_pairs, gather, tenant_of
+from tarry.service.stores.redis.codec import StoredLane, decode_lane, split_rows, to_raw
+from tarry.service.stores.redis.partitions import GLOBAL_PARTITION, gather, tenant_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -103,7 +103,7 @@ async def load_limits(partitions: Partitions, known: ConfiguredLimits) -> Config
     }
     paused_lanes = {lane for lane in known.paused_lanes if not is_read(lane)}
     for *_, limit_pairs, names in replies.values():
-        for name, document in as_pairs(limit_pairs):
+        for name, document in split_rows(limit_pairs, 2):
             limits[name.decode()] = decode_limits(document)
         paused_lanes.update(name.decode() for name in names)
     return ConfiguredLimits(*_sum_versions(replies, known), limits, frozenset(paused_lanes))
@@ -124,8 +124,9 @@ async def add_to_budgets(partitions: Partitions, changes: dict[str, float]) -> d
         partitions.run(partition, "add_to_budgets", group, BUDGET_DECAY_MS)
         for partition, group in groups.items()
     )
-    pairs = [pair for reply in replies for pair in as_pairs(reply)]
-    return {lane.decode(): float(value) for lane, value in pairs}
+    return {
+        lane.decode(): float(value) for reply in replies for lane, value in split_rows(reply, 2)
+    }
 
 
 async def get_lane(partitions: Partitions, name: str) -> LaneRecord | None:

@@ -158,8 +158,3 @@ def raise_loss(replies: Iterable[Any]) -> None:
     for reply in replies:
         if isinstance(reply, StoreLost):
             raise reply
-
-
-def as_pairs(values: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
-    """Return pairs of consecutive values: scripts return maps as flat lists."""
-    return zip(values[::2], values[1::2], strict=True)

@@ -16,9 +16,8 @@ from tarry.service.store import (
     select_due_lanes,
 )
 from tarry.service.stores.records import decode_attempt, parse_cursor
-from tarry.service.stores.redis.codec import decode_task, pack_id, pack_ids, unpack_id
+from tarry.service.stores.redis.codec import decode_task, pack_id, pack_ids, split_rows, unpack_id
 from tarry.service.stores.redis.lanes import read_all_lanes
-from tarry.service.stores.redis.partitions import as_pairs
 from tarry.service.stores.redis.task_lists import TaskScan
 
 if TYPE_CHECKING:
@@ -166,7 +165,7 @@ async def attempts_per_minute(
     numbers = partitions.partitions_of(tenant)
     counts: dict[int, Counter[str]] = defaultdict(Counter)
     for reply in await partitions.run_on(numbers, "attempts_per_minute", tenant, since):
-        for field, count in as_pairs(reply):
+        for field, count in split_rows(reply, 2):
             minute, _, outcome = field.decode().partition(":")
             counts[int(minute)][outcome] += int(count)
     return [AttemptsOfMinute(minute, dict(counts[minute])) for minute in sorted(counts)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tarry.service.store import MAX_LISTED_RECORDS, MAX_PAGE_BYTES, StoredRecord
-from tarry.service.stores.redis.codec import to_raw
+from tarry.service.stores.redis.codec import split_rows, to_raw
 from tarry.service.stores.redis.partitions import GLOBAL_PARTITION, gather, tenant_of
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ async def read_records(
     )
     records: list[StoredRecord | None] = [None] * len(addresses)
     for positions, (_, *fields) in zip(positions_by_partition.values(), replies, strict=False):
-        for position, values in zip(positions, _split(fields, 4), strict=True):
+        for position, values in zip(positions, split_rows(fields, 4), strict=True):
             records[position] = _to_record(
                 addresses[position].owner, addresses[position].kind, values
             )
@@ -56,7 +56,7 @@ async def list_records(
     position = (owner, kind, after, limit, MAX_PAGE_BYTES)
     partition = _partition_of(partitions, owner)
     now, *fields = await _run(partitions, partition, "list", *position)
-    records = (_to_record(owner, kind, values) for values in _split(fields, 4))
+    records = (_to_record(owner, kind, values) for values in split_rows(fields, 4))
     return now, [record for record in records if record is not None]
 
 
@@ -88,7 +88,7 @@ async def export_records(
     fields = await _run(partitions, partition, "export", *after, limit, MAX_PAGE_BYTES)
     records = [
         StoredRecord(owner.decode(), kind.decode(), key.decode(), value, written_at)
-        for owner, kind, key, value, written_at in _split(fields, 5)
+        for owner, kind, key, value, written_at in split_rows(fields, 5)
     ]
     if not records:
         return records, None
@@ -97,10 +97,6 @@ async def export_records(
 
 async def _run(partitions: Partitions, partition: int, *arguments: Any) -> Any:
     return await partitions.run(partition, "keyed_records", *arguments)
-
-
-def _split(fields: Sequence[Any], size: int) -> list[Sequence[Any]]:
-    return [fields[index : index + size] for index in range(0, len(fields), size)]
 
 
 def _to_record(owner: str, kind: str, values: Sequence[Any]) -> StoredRecord | None:

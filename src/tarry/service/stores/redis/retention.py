@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from tarry.errors import StoreUnavailable
 from tarry.service.store import POLICY_RETENTION_MS, SweepResult
 from tarry.service.stores.redis.claim import divide
+from tarry.service.stores.redis.codec import split_rows
 from tarry.service.stores.redis.opening import COMPATIBLE_VERSION, SCHEMA_VERSION
-from tarry.service.stores.redis.partitions import GLOBAL_PARTITION, as_pairs
+from tarry.service.stores.redis.partitions import GLOBAL_PARTITION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,7 +77,7 @@ class Sweeper:
             limit,
             meta if partition == GLOBAL_PARTITION else None,
         )
-        for key, consequence in as_pairs(missing_keys):
+        for key, consequence in split_rows(missing_keys, 2):
             _logger.error(
                 "Redis key %s is missing, evicted or deleted by mistake: %s. %s",
                 key.decode(errors="backslashreplace"),

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarry.service.store import MAX_PAGE_BYTES, RecordPage
 from tarry.service.stores.records import decode_attempt
-from tarry.service.stores.redis.codec import TASK_LENGTH, decode_task, pack_id, unpack_id
+from tarry.service.stores.redis.codec import (
+    TASK_LENGTH,
+    decode_task,
+    decode_tasks,
+    pack_id,
+    split_rows,
+    unpack_id,
+)
 
 if TYPE_CHECKING:
     from tarry.service.model import Task
@@ -95,8 +102,8 @@ class TaskScan:
         while True:
             step = await self._read("ids", _STEP_SIZE, limit + 1 - len(ids))
             read_count += step.read_count
-            pairs = zip(step.values[::2], step.values[1::2], strict=True)
-            ids += [(number, unpack_id(packed_id)) for packed_id, number in pairs]
+            rows = split_rows(step.values, 2)
+            ids += [(number, unpack_id(packed_id)) for packed_id, number in rows]
             if len(ids) > limit:
                 return RecordPage(ids[:limit], str(ids[limit - 1][0]))
             if step.is_complete:
@@ -146,12 +153,10 @@ class TaskScan:
         """Read tasks; return the step, and the tasks that match the whole filter."""
         if not self.has_functions:
             step = await self._read("tasks", _STEP_SIZE, limit)
-            starts = range(0, len(step.values), TASK_LENGTH)
-            return step, [decode_task(step.values[i : i + TASK_LENGTH]) for i in starts]
+            return step, list(decode_tasks(step.values))
         step = await self._read("attempts", _DECODED_STEP_SIZE, _DECODED_STEP_SIZE)
         found: list[tuple[int, Task]] = []
-        for start in range(0, len(step.values), TASK_LENGTH + 1):
-            attempt, *values = step.values[start : start + TASK_LENGTH + 1]
+        for attempt, *values in split_rows(step.values, 1 + TASK_LENGTH):
             number, task = decode_task(values)
             if self._matches_functions(attempt, task):
                 found.append((number, task))

@@ -40,6 +40,7 @@ from tarry.service.stores.redis.codec import (
     encode_fixed,
     pack_id,
     pack_ids,
+    split_rows,
     to_policies,
     to_raw,
     unpack_id,
@@ -188,8 +189,8 @@ class _Exporter:
             partition, "export", "deleted policies", position or 0, limit
         )
         policies = [
-            DeletedPolicy(fields[i].decode(), fields[i + 1].decode(), fields[i + 2])
-            for i in range(0, len(fields), 3)
+            DeletedPolicy(tenant.decode(), policy_id.decode(), last_version)
+            for tenant, policy_id, last_version in split_rows(fields, 3)
         ]
         return policies, last or None
 

@@ -21,6 +21,7 @@ from tarry.service.stores.redis.codec import (
     encode_fixed,
     pack_id,
     pack_ids,
+    split_rows,
     task_arguments,
     to_raw,
 )
@@ -158,9 +159,9 @@ async def release_unknown_leases(
                 partition, "unknown_leases", terms.worker, terms.length_ms, *position
             )
             leases = [
-                (to_raw(fields[i]), fields[i + 1].decode(), fields[i + 2], fields[i + 3])
-                for i in range(0, len(fields), 4)
-                if fields[i] not in known
+                (to_raw(packed_id), tenant.decode(), version, deferred_until)
+                for packed_id, tenant, version, deferred_until in split_rows(fields, 4)
+                if packed_id not in known
             ]
             if leases:
                 statuses = await partitions.run(partition, "release", leases)
