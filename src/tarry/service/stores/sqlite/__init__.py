@@ -13,7 +13,7 @@ arrive while a transaction is committed share the next transaction.
 
     store                       the methods of `tarry.service.store.Store`
     executor, writer_process    run operations outside the event loop, in groups
-    add, claim, finish, transitions, policies, queries
+    add, claim, finish, transitions, lanes, policies, queries
                                 the operations and queries themselves
     finished_tasks              operations on finished tasks: replay, purge, retention
     operations                  what the writer process can run

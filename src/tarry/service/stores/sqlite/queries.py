@@ -1,4 +1,4 @@
-"""Queries for tasks, attempts, lanes and counters, and the conversion of rows into records."""
+"""Queries for tasks, attempts and counters, and the conversion of rows into records."""
 
 from __future__ import annotations
 
@@ -13,21 +13,17 @@ from tarry.service.store import (
     MAX_DUE_LANES,
     MAX_PAGE_BYTES,
     AttemptsOfMinute,
-    ConfiguredLimits,
     Counters,
     DueLane,
-    LaneLimits,
     RecordPage,
     StoredTaskFilter,
 )
 from tarry.service.stores.records import (
     TASK_ID_PATTERN,
     decode_attempt,
-    decode_limits,
     is_task_id,
     parse_cursor,
 )
-from tarry.service.stores.sqlite.records import count_processes
 from tarry.service.stores.sqlite.transaction import MINUTE_MS, TENANT_COUNTERS
 from tarry.service.stores.task_filters import (
     AFTER_ALL_ROWS,
@@ -41,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tarry.service.stores.sqlite.transaction import ReadTransaction
-    from tarry.service.stores.sqlite.worker_locks import WorkerLock
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -74,16 +69,7 @@ _match_id_lines = re.compile(f"(?:{TASK_ID_PATTERN}\n)*+").fullmatch
 _TENANT_ID = "SELECT id FROM tenant WHERE name = ?1"
 _SEQ_BY_ID = f"SELECT seq FROM task WHERE id = ?2 AND tenant = ({_TENANT_ID})"
 _TASK_BY_SEQ = SELECT_TASK + "WHERE s.seq = ?"
-_LANE_LIMITS = """
-SELECT name, rate, concurrency FROM lane INDEXED BY lane_limited
-WHERE rate IS NOT NULL ORDER BY max(ifnull(last_claim_at, 0), budget_at) DESC, name LIMIT ?
-"""
 LOCK_TOKENS = "SELECT lock FROM worker WHERE lock IS NOT NULL"
-_LIMITS_VERSION = "SELECT value FROM meta WHERE name = 'limits_version'"
-_CONFIGURED_LIMITS = """
-SELECT name, limits FROM lane INDEXED BY lane_configured WHERE limits IS NOT NULL AND tenant > 0
-"""
-_PAUSED_LANES = "SELECT name FROM lane INDEXED BY lane_paused WHERE paused = 1 AND name > ''"
 _ATTEMPTS = "SELECT log FROM attempt WHERE id > ? AND id < ? ORDER BY id LIMIT ?"
 _LAST_ATTEMPT = f"""
 SELECT a.log FROM state AS s
@@ -125,7 +111,7 @@ _NEXT_CREATED_AT = "SELECT seq, created_at FROM task WHERE seq >= ? ORDER BY seq
 _CLOCK_STEP_TOLERANCE_MS = 60_000
 """`seq` and `created_at` have the same order, unless the clock was set back by more than this."""
 # The columns are in the order of the fields of `LaneRecord`.
-_SELECT_LANE = """
+SELECT_LANE = """
 SELECT l.name, n.name, l.parked_until, l.probes, l.consecutive_opens, l.paused, l.pending,
        l.in_flight, l.exhausted, l.last_claim_at
 FROM lane AS l CROSS JOIN tenant AS n ON n.id = l.tenant
@@ -153,7 +139,7 @@ SELECT name, due_at, waiting_for FROM (
     WHERE due_at <= ?2)
 WHERE number <= {MAX_DUE_LANES} ORDER BY due_at, name
 """
-_BUSIEST_LANES = f"{_SELECT_LANE} WHERE l.pending + l.in_flight + l.exhausted > 0"
+_BUSIEST_LANES = f"{SELECT_LANE} WHERE l.pending + l.in_flight + l.exhausted > 0"
 _BY_PENDING_TASKS = "ORDER BY l.pending DESC, l.name LIMIT ?2"
 _ATTEMPTS_PER_MINUTE = f"""
 SELECT minute, outcome, count FROM series
@@ -436,51 +422,3 @@ def attempts_per_minute(
             minutes.append(AttemptsOfMinute(minute, {}))
         minutes[-1].counts_by_outcome[outcome] = count
     return minutes
-
-
-def get_lane(tx: ReadTransaction, name: str) -> LaneRecord | None:
-    """Return a lane, or None if it does not exist."""
-    row = tx.execute(f"{_SELECT_LANE} WHERE l.name = ?", (name,)).fetchone()
-    return None if row is None else decode_row(row, LaneRecord)
-
-
-def list_lane_limits(tx: ReadTransaction, limit: int) -> list[LaneLimits]:
-    """Return the limits of up to `limit` lanes whose rate is limited, last used lanes first."""
-    return [LaneLimits(*row) for row in tx.execute(_LANE_LIMITS, (limit,)).fetchall()]
-
-
-def load_limits(
-    tx: ReadTransaction, known: ConfiguredLimits, worker_lock: WorkerLock | None
-) -> ConfiguredLimits | None:
-    """Return the limits and pauses of lanes; None if nothing has changed since `known`."""
-    version = tx.execute(_LIMITS_VERSION).fetchone()[0]
-    process_count = _count_processes(tx, worker_lock)
-    if (version, process_count) == (known.version, known.process_count):
-        return None
-    rows = tx.execute(_CONFIGURED_LIMITS).fetchall()
-    limits = {name: decode_limits(text) for name, text in rows}
-    paused_lanes = frozenset(name for (name,) in tx.execute(_PAUSED_LANES))
-    return ConfiguredLimits(version, process_count, limits, paused_lanes)
-
-
-def _count_processes(tx: ReadTransaction, worker_lock: WorkerLock | None) -> int:
-    """Return the number of processes that lease tasks, at least 1."""
-    if worker_lock is None or worker_lock.token is None:  # files cannot be locked
-        return max(1, count_processes(tx))
-    tokens = {token for (token,) in tx.execute(LOCK_TOKENS)}  # each process has one lock
-    # The rows of a dead process remain while one of its tasks is IN_FLIGHT in a paused lane.
-    return max(1, len(tokens) - len(worker_lock.find_dead_locks(tokens)))
-
-
-def list_lanes(
-    tx: ReadTransaction, tenant: str | None, cursor: str | None = None, limit: int = 100
-) -> RecordPage[LaneRecord]:
-    """List lanes, sorted by name; the cursor is the last name of the previous page."""
-    where = "WHERE l.name > ?1"
-    if tenant is not None:
-        where += " AND l.tenant = (SELECT id FROM tenant WHERE name = ?3)"
-    statement = f"{_SELECT_LANE} {where} ORDER BY l.name LIMIT ?2"
-    tenant_parameter = () if tenant is None else (tenant,)
-    rows = tx.execute(statement, (cursor or "", limit + 1, *tenant_parameter)).fetchall()
-    lanes = [decode_row(row, LaneRecord) for row in rows[:limit]]
-    return RecordPage(lanes, lanes[-1].name if len(rows) > limit and lanes else None)

@@ -20,6 +20,7 @@ from tarry.service.stores.sqlite import (
     claim,
     finish,
     finished_tasks,
+    lanes,
     policies,
     queries,
     records,
@@ -247,11 +248,11 @@ class SqliteTaskStore:
         limit: int,
         partition: int | None = None,  # noqa: ARG002 - there is one partition
     ) -> list[store.LaneLimits]:
-        return await self.read(lambda tx: queries.list_lane_limits(tx, limit))
+        return await self.read(lambda tx: lanes.list_lane_limits(tx, limit))
 
     async def load_limits(self, known: store.ConfiguredLimits) -> store.ConfiguredLimits | None:
         worker_lock = self.database.worker_lock
-        return await self.read(lambda tx: queries.load_limits(tx, known, worker_lock))
+        return await self.read(lambda tx: lanes.load_limits(tx, known, worker_lock))
 
     def listen(self, callback: Callable[[], None]) -> None:
         if self._wakeups is not None:  # no other process can use a database in memory
@@ -316,15 +317,15 @@ class SqliteTaskStore:
     cancel = writes(transitions.cancel)
     retry_now = writes(transitions.retry_now, notifies=True)
 
-    park = writes(transitions.park)
-    unpark = writes(transitions.unpark, notifies=True)
-    resume = writes(transitions.resume, notifies=True)
-    pause = writes(transitions.pause)
-    record_lane_limits = writes(transitions.record_lane_limits, weight="limits", urgent=False)
-    set_limits = writes(transitions.set_limits)
-    add_to_budgets = writes(transitions.add_to_budgets, weight="changes", urgent=False)
-    list_lanes = reads(queries.list_lanes)
-    get_lane = reads(queries.get_lane)
+    park = writes(lanes.park)
+    unpark = writes(lanes.unpark, notifies=True)
+    resume = writes(lanes.resume, notifies=True)
+    pause = writes(lanes.pause)
+    record_lane_limits = writes(lanes.record_lane_limits, weight="limits", urgent=False)
+    set_limits = writes(lanes.set_limits)
+    add_to_budgets = writes(lanes.add_to_budgets, weight="changes", urgent=False)
+    list_lanes = reads(lanes.list_lanes)
+    get_lane = reads(lanes.get_lane)
 
     put_policy = writes(policies.put_policy)
     get_policy = reads(policies.get_policy)

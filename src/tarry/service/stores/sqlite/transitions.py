@@ -1,21 +1,16 @@
-"""State changes of lanes (park, pause), and of tasks other than by `finish` (cancel, release)."""
+"""State changes of tasks other than by `finish`: release, cancel, retry now."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import msgspec
-
 from tarry.service.store import (
     CancelStatus,
     FinishStatus,
-    LaneLimits,
-    LaneWriteStatus,
     LeaseTerms,
     Release,
     RetryNowStatus,
-    decay_budget,
 )
 from tarry.service.stores.sqlite.operations import write_operation
 from tarry.service.stores.sqlite.queries import LOCK_TOKENS, attempt_row_id, pack_id, unpack_id
@@ -28,7 +23,6 @@ from tarry.service.stores.sqlite.transaction import (
     WriteTransaction,
 )
 from tarry.service.stores.sqlite.worker_locks import pack_start
-from tarry.wire.tasks import DownstreamLimits
 
 if TYPE_CHECKING:
     from tarry.service.stores.sqlite.transaction import TaskRowIds
@@ -63,11 +57,6 @@ _LEASES_OF_WORKER = f"""
 SELECT task.id, seq, state.tenant, lane, policy, next_attempt_at, wake_at, cancelling, attempts
 FROM state INDEXED BY state_leased JOIN task USING (seq)
 WHERE status = {IN_FLIGHT} AND worker IN (SELECT id FROM worker WHERE name = ?)
-"""
-_INCREMENT_LIMITS_VERSION = "UPDATE meta SET value = value + 1 WHERE name = 'limits_version'"
-_COUNT_CONFIGURED_LANES = """
-SELECT count(*) FROM lane INDEXED BY lane_configured
-WHERE tenant = ? AND limits IS NOT NULL AND name != ?
 """
 _LEASES_OF_LOCK = f"""
 SELECT task.id, version, seq, state.tenant, lane, policy, next_attempt_at, cancelling, attempts
@@ -234,94 +223,3 @@ def end_leases_of_dead_workers(tx: WriteTransaction, limit: int) -> bool:
         tx.execute(_DELETE_WORKERS, (token,))
     worker_lock.remove_dead_files(tokens.difference(dead_tokens))
     return False
-
-
-@write_operation
-def park(tx: WriteTransaction, lane: str, until: int, probes: int, consecutive_opens: int) -> None:
-    """Keep claims from leasing tasks of a lane until this time, then allow `probes` at a time."""
-    lane_row = tx.lane(tx.names.lane_id(lane))
-    lane_row.parked_until, lane_row.probes = until, probes
-    lane_row.consecutive_opens = consecutive_opens
-    lane_row.put_to_sleep()
-
-
-@write_operation
-def pause(tx: WriteTransaction, lane: str, lane_quota: int | None = None) -> LaneWriteStatus:
-    """Keep claims from leasing tasks of a lane until `resume`."""
-    if _exceeds_quota(tx, lane, lane_quota):
-        return LaneWriteStatus.TOO_MANY_LANES
-    lane_row = tx.lane(tx.names.lane_id(lane))
-    lane_row.paused = 1
-    lane_row.put_to_sleep()
-    tx.execute(_INCREMENT_LIMITS_VERSION)
-    return LaneWriteStatus.CHANGED
-
-
-def _exceeds_quota(tx: WriteTransaction, lane: str, lane_quota: int | None) -> bool:
-    """Return whether the lane does not exist, and its tenant has `lane_quota` lanes."""
-    if lane_quota is None or tx.names.find_lane(lane) is not None:
-        return False
-    return tx.count_lanes(tx.names.tenant_id(lane.partition("/")[0])) >= lane_quota
-
-
-@write_operation
-def unpark(tx: WriteTransaction, lane: str) -> None:
-    """End the parking of a lane whose downstream has recovered; a paused lane stays paused."""
-    for (lane_id,) in tx.execute("SELECT id FROM lane WHERE name = ?", (lane,)):
-        lane_row = tx.lane(lane_id)
-        lane_row.parked_until, lane_row.probes, lane_row.consecutive_opens = None, 0, 0
-        lane_row.put_to_sleep()
-
-
-@write_operation
-def resume(tx: WriteTransaction, lane: str) -> None:
-    """End the parking and the pause of a lane."""
-    for (lane_id,) in tx.execute("SELECT id FROM lane WHERE name = ?", (lane,)):
-        lane_row = tx.lane(lane_id)
-        if lane_row.paused:
-            lane_row.paused = 0
-            tx.execute(_INCREMENT_LIMITS_VERSION)
-    unpark(tx, lane)
-
-
-@write_operation
-def record_lane_limits(tx: WriteTransaction, limits: Sequence[LaneLimits]) -> None:
-    """Store the limits of lanes."""
-    rows = [(lane.rate, lane.concurrency, lane.lane) for lane in limits]
-    tx.executemany("UPDATE lane SET rate = ?, concurrency = ? WHERE name = ?", rows)
-
-
-@write_operation
-def set_limits(
-    tx: WriteTransaction,
-    lane: str,
-    limits: DownstreamLimits | None,
-    max_limited: int,
-    lane_quota: int | None = None,
-) -> LaneWriteStatus:
-    """Set the limits of a lane, or remove them (None); see `Store.set_limits`."""
-    text = None
-    if limits is not None:
-        tenant_id = tx.names.tenant_id(lane.partition("/")[0])
-        if tx.execute(_COUNT_CONFIGURED_LANES, (tenant_id, lane)).fetchone()[0] >= max_limited:
-            return LaneWriteStatus.TOO_MANY_LIMITED
-        if _exceeds_quota(tx, lane, lane_quota):
-            return LaneWriteStatus.TOO_MANY_LANES
-        tx.names.lane_id(lane)  # creates the lane if it is missing
-        text = msgspec.json.encode(limits).decode()
-    tx.execute("UPDATE lane SET limits = ? WHERE name = ?", (text, lane))
-    tx.execute(_INCREMENT_LIMITS_VERSION)
-    return LaneWriteStatus.CHANGED
-
-
-@write_operation
-def add_to_budgets(tx: WriteTransaction, changes: dict[str, float]) -> dict[str, float]:
-    """Add to the values of retry budgets, and return the new values."""
-    values: dict[str, float] = {}
-    for lane, change in changes.items():
-        row = tx.execute("SELECT budget, budget_at FROM lane WHERE name = ?", (lane,)).fetchone()
-        if row is not None:
-            values[lane] = decay_budget(row[0], tx.now - row[1]) + change
-            parameters = (values[lane], tx.now, lane)
-            tx.execute("UPDATE lane SET budget = ?, budget_at = ? WHERE name = ?", parameters)
-    return values
