@@ -117,7 +117,7 @@ _MAX_STEP_FACTOR = 2.0  # if some attempts are ignored, see `_raise_rate`
 _CUBIC_SCALE = 0.07
 _MIN_PERIOD_S, _MAX_PERIOD_S = 2.0, 20.0
 _PERIOD_GROWTH = 2.0  # factor, each time a cut confirms the capacity
-_MAX_CONFIRMING_RATE = 1.25  # a cut from a rate up to this, relative to the capacity, confirms it
+_MAX_CONFIRMING_FACTOR = 1.25  # a cut from up to this multiple of the capacity confirms it
 # A period is long enough for this many results at the capacity. With 40, a capacity of 20 per
 # second was exceeded by 25 % and more: the rate was far above it when two attempts were refused.
 _MIN_PERIOD_RESULTS = 80.0
@@ -151,7 +151,7 @@ _LONG_PAUSE_S = 0.5  # after a burst without a rate limit
 _SETTLING_S = 0.25  # after a small cut: attempts that start in this time do not count for the test
 _TARGET_WINDOW_S = 1.0  # a target that counts calls per second refuses calls until this has passed
 
-# Tests. All shares without "failure" in their names are success shares: successes / results.
+# Tests
 _MIN_TEST_S = 1.0  # at least one window of a target that counts calls per second
 _MAX_TEST_S = 4.0  # at a low rate, if there are at least `_MIN_TEST_RESULTS`
 _MIN_TEST_RESULTS = 8
@@ -184,24 +184,11 @@ class _RateTest:
     """
 
     __slots__ = (
-        "capacity_before_test",
-        "earlier_results",
-        "earlier_successes",
-        "had_capacity_drop",
-        "has_cut_helped",
-        "log_likelihood_ratio",
-        "max_log_likelihood_ratio",
-        "measures_capacity",
-        "rate_before_cut",
-        "rate_before_test",
-        "results",
-        "results_before_cut",
-        "success_share_before_cut",
-        "successes",
-        "throttled",
-        "unrelated_failure_share",
-        "was_cut_again",
-        "was_unlimited",
+        "capacity_before_test", "earlier_results", "earlier_successes", "had_capacity_drop",
+        "has_cut_helped", "log_likelihood_ratio", "max_log_likelihood_ratio", "measures_capacity",
+        "rate_before_cut", "rate_before_test", "results", "results_before_cut",
+        "success_share_before_cut", "successes", "throttled", "unrelated_failure_share",
+        "was_cut_again", "was_unlimited",
     )  # fmt: skip
 
     capacity_before_test: float  # 0: not known, or refuted by the failures
@@ -278,7 +265,8 @@ class _RateTest:
     def record(self, is_success: bool, elapsed: float, rate: float) -> int | None:  # noqa: FBT001
         """Count a result at `rate`. Return the verdict, or None if more results are needed.
 
-        `elapsed`: the seconds since attempts count for this test.
+        `elapsed`: the seconds since attempts count for this test. All shares in this method are
+        success shares.
         """
         self.results += 1
         self.successes += is_success
@@ -339,29 +327,11 @@ class AdaptiveLimit:
     """
 
     __slots__ = (
-        "_capacity",
-        "_excess_failures",
-        "_first_counted_start",
-        "_first_result_at",
-        "_in_flight",
-        "_last_delayed_start",
-        "_last_timeout_at",
-        "_latency_s",
-        "_limit",
-        "_max_in_flight",
-        "_max_rate",
-        "_max_wait",
-        "_period_s",
-        "_rate_before_throttling",
-        "_retry_after_until",
-        "_settled_at",
-        "_test",
-        "_tokens",
-        "_tokens_added_until",
-        "_unrelated_failure_share",
-        "_window",
-        "attempts",
-        "rate",
+        "_capacity", "_excess_failures", "_first_counted_start", "_first_result_at", "_in_flight",
+        "_last_delayed_start", "_last_timeout_at", "_latency_s", "_limit", "_max_in_flight",
+        "_max_rate", "_max_wait", "_period_s", "_rate_before_throttling", "_retry_after_until",
+        "_settled_at", "_test", "_tokens", "_tokens_added_until", "_unrelated_failure_share",
+        "_window", "attempts", "rate",
     )  # fmt: skip
 
     handles_throttling: bool = True
@@ -641,7 +611,7 @@ class AdaptiveLimit:
         test.was_unlimited = self.rate is None
         old_capacity = self._capacity
         is_confirmed = (
-            old_capacity is not None and old_capacity < rate < _MAX_CONFIRMING_RATE * old_capacity
+            old_capacity is not None and old_capacity < rate < _MAX_CONFIRMING_FACTOR * old_capacity
         )
         self._period_s = _PERIOD_GROWTH * self._period_s if is_confirmed else _MIN_PERIOD_S
         # If attempts failed at a rate below the known capacity, this is probably a false alarm.
