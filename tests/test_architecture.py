@@ -10,7 +10,6 @@ PAGE = ROOT / "docs" / "architecture.md"
 REPEATED_CLASSES = {
     "AttemptLog": "the entry of an attempt log in the API and a log file are both public",
     "Downstream": "`tarry.Downstream` adds a lock; public signatures have the class of the core",
-    "SearchFilter": "the filter of requests and the arguments of the client",
 }
 """Names that two classes have, with the reason."""
 

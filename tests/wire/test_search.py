@@ -25,7 +25,7 @@ def test_each_filter_has_its_names() -> None:
 @pytest.mark.parametrize(
     ("arguments", "fields", "others"),
     [
-        (options.SearchFilter, SearchFilter, set()),
+        (options.FilterOptions, SearchFilter, set()),
         (options.CancelOptions, SearchFilter, {"all", "dry_run"}),
         (options.DeadLetterFilter, api.DeadLetterQuery, set()),
         (options.PurgeOptions, api.PurgeQuery, {"all"}),

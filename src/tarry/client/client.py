@@ -182,7 +182,7 @@ class Client:
         return self._run(self._api.cancel(task))
 
     def cancel_many(self, **options: Unpack[CancelOptions]) -> BulkCancelResult:
-        """Cancel all unfinished tasks that match the filters of `SearchFilter`.
+        """Cancel all unfinished tasks that match the filters of `CancelOptions`.
 
         With `dry_run`, the matching tasks are only counted. `all=True` cancels all tasks.
         """

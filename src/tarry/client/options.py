@@ -81,7 +81,7 @@ class EnqueueArguments(EnqueueOptions, total=False):
     body: Any
 
 
-class SearchFilter(TypedDict, total=False):
+class FilterOptions(TypedDict, total=False):
     """Filter for tasks; an empty filter matches all tasks.
 
     `url_prefix` is the beginning of the target URL, with the whole host. `key` is the idempotency
@@ -99,8 +99,8 @@ class SearchFilter(TypedDict, total=False):
     error: str | None
 
 
-class DeadLetterFilter(SearchFilter, total=False):
-    """Filter for dead letters; an empty filter matches all dead letters. See `SearchFilter`."""
+class DeadLetterFilter(FilterOptions, total=False):
+    """Filter for dead letters; an empty filter matches all dead letters. See `FilterOptions`."""
 
     reason: str | None
     finished_after: Instant | None
@@ -114,7 +114,7 @@ class PurgeOptions(DeadLetterFilter, total=False):
 
 
 class TaskFilter(DeadLetterFilter, total=False):
-    """Filter for lists of tasks; see `SearchFilter`."""
+    """Filter for lists of tasks; see `FilterOptions`."""
 
     status: StatusName | None
 
@@ -144,10 +144,10 @@ class AttemptFilter(TypedDict, total=False):
     created_before: Instant | None
 
 
-class CancelOptions(SearchFilter, total=False):
+class CancelOptions(FilterOptions, total=False):
     """Which tasks to cancel. Without a filter, `all` must be True, except in a dry run.
 
-    A dry run only counts the matching tasks.
+    The filters are described in `FilterOptions`. A dry run only counts the matching tasks.
     """
 
     all: bool
