@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tarry.service import defaults
 from tarry.service.api.context import ApiLimits
-from tarry.service.delivery.guard import Guard
-from tarry.service.delivery.http1.client import HttpDeliveryClient
 from tarry.service.engine.context import EngineLimits
 from tarry.service.settings import Settings
 
@@ -27,12 +25,6 @@ def test_unfinished_tasks_and_lanes_of_a_tenant_are_limited_by_default() -> None
 def test_policy_versions_of_a_tenant_are_limited_by_default() -> None:
     """The API has the limit of the settings."""
     assert 1_000 == Settings().tenant_policy_versions == ApiLimits().max_tenant_policy_versions
-
-
-def test_the_http_client_has_the_default_of_the_settings() -> None:
-    """The maximum size of a response is that of the settings."""
-    delivery = HttpDeliveryClient(Guard())
-    assert Settings().max_response_bytes == delivery._max_response_bytes == 1 << 20
 
 
 def test_the_default_lease_outlasts_the_longest_attempt_by_twice_the_grace() -> None:
