@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import import_module
 from typing import Any
@@ -25,16 +24,11 @@ async def connected(dsn: str, **settings: str) -> AsyncGenerator[Any]:
         await connection.close()
 
 
-def with_store(
-    dsn: str, table: str, test: Callable[[PostgresStore], Coroutine[Any, Any, None]]
-) -> None:
-    """Run a test with a new store."""
-
-    async def main() -> None:
-        store = PostgresStore(dsn, table=table)
-        try:
-            await test(store)
-        finally:
-            await store.close()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def open_store(dsn: str, table: str) -> AsyncIterator[PostgresStore]:
+    """Return a new store, and close it."""
+    store = PostgresStore(dsn, table=table)
+    try:
+        yield store
+    finally:
+        await store.close()

@@ -11,7 +11,7 @@ from tarry.idempotency.postgres_store import PostgresStore
 from tarry.idempotency.store import ExistingRecord, StoredResponse
 from tests.idempotency.conformance import CASES, Case, StoreHarness, case_name
 from tests.integration.claimants import CLAIMS_PER_PROCESS, count_winners
-from tests.integration.postgres import asyncpg, connected, with_store
+from tests.integration.postgres import asyncpg, connected, open_store
 from tests.integration.postgres_parameters import find_wrong_parameters
 from tests.integration.servers import Server, postgres_server
 
@@ -58,10 +58,9 @@ async def test_conformance(case: Case, shadowed_dsn: str, table: str) -> None:
     assert [] == await find_wrong_parameters(shadowed_dsn, statements)
 
 
-def test_lease_expires_by_the_clock_of_the_server(postgres_dsn: str, table: str) -> None:
+async def test_lease_expires_by_the_clock_of_the_server(postgres_dsn: str, table: str) -> None:
     """A second claim gets the key when the lease of the first has expired on the server."""
-
-    async def test(store: PostgresStore) -> None:
+    async with open_store(postgres_dsn, table) as store:
         assert await store.claim("k", "print", "first", 0.05) is None
         claims: list[ExistingRecord | None] = []
         while not claims or claims[-1] is not None:
@@ -69,8 +68,6 @@ def test_lease_expires_by_the_clock_of_the_server(postgres_dsn: str, table: str)
         assert all(
             0 < existing.record.free_at - existing.now <= 0.05 for existing in claims if existing
         )
-
-    with_store(postgres_dsn, table, test)
 
 
 def test_one_of_many_processes_gets_the_key(postgres_dsn: str, table: str) -> None:
@@ -80,10 +77,9 @@ def test_one_of_many_processes_gets_the_key(postgres_dsn: str, table: str) -> No
     assert [0, 0, 1] == sorted(count_winners("postgres", postgres_dsn, table))
 
 
-def test_store_reconnects_after_a_restart(restartable_server: Server, table: str) -> None:
+async def test_store_reconnects_after_a_restart(restartable_server: Server, table: str) -> None:
     """A claim from before a restart can be finished after it, on a new connection."""
-
-    async def test(store: PostgresStore) -> None:
+    async with open_store(restartable_server.address, table) as store:
         await store.claim("k", "print", "first", 60)
         # This blocks the event loop, so the pool does not notice the closed connection.
         restartable_server.restart()
@@ -95,13 +91,10 @@ def test_store_reconnects_after_a_restart(restartable_server: Server, table: str
         assert existing is not None
         assert OK == existing.record.response
 
-    with_store(restartable_server.address, table, test)
 
-
-def test_claim_fails_while_the_server_is_down(restartable_server: Server, table: str) -> None:
+async def test_claim_fails_while_the_server_is_down(restartable_server: Server, table: str) -> None:
     """A claim raises OSError while the server is down, and succeeds after the start."""
-
-    async def test(store: PostgresStore) -> None:
+    async with open_store(restartable_server.address, table) as store:
         restartable_server.stop()
         try:
             with pytest.raises(OSError, match=r"PGSQL|Connect|No such file"):
@@ -111,14 +104,12 @@ def test_claim_fails_while_the_server_is_down(restartable_server: Server, table:
 
         assert await store.claim("k", "print", "first", 60) is None
 
-    with_store(restartable_server.address, table, test)
 
-
-def test_terminated_connection_is_replaced(postgres_dsn: str, table: str) -> None:
+async def test_terminated_connection_is_replaced(postgres_dsn: str, table: str) -> None:
     """A claim stays valid when the connection that made it is terminated."""
     kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1"
 
-    async def test(store: PostgresStore) -> None:
+    async with open_store(f"{postgres_dsn}&application_name={table}", table) as store:
         await store.claim("k", "print", "first", 60)
         async with connected(postgres_dsn) as connection:
             assert 1 == len(await connection.fetch(kill, table))
@@ -126,15 +117,12 @@ def test_terminated_connection_is_replaced(postgres_dsn: str, table: str) -> Non
         assert await store.extend("k", "print", "first", 60)
         assert await store.claim("k", "print", "second", 60) is not None
 
-    with_store(f"{postgres_dsn}&application_name={table}", table, test)
 
-
-def test_key_that_is_freed_during_a_claim_counts_as_taken(
+async def test_key_that_is_freed_during_a_claim_counts_as_taken(
     postgres_dsn: str, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A key that is always taken at the insert and free at the read is reported as taken."""
-
-    async def test(store: PostgresStore) -> None:
+    async with open_store(postgres_dsn, table) as store:
         await store.claim("k", "print", "first", 60)
         monkeypatch.setattr(
             "tarry.idempotency.postgres_store._READ", "SELECT 1 FROM {table} WHERE key < $1"
@@ -144,5 +132,3 @@ def test_key_that_is_freed_during_a_claim_counts_as_taken(
 
         assert existing is not None
         assert ("other", None, existing.now) == (*existing.record[::2], existing.record.free_at)
-
-    with_store(postgres_dsn, table, test)

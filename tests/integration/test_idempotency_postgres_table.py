@@ -11,7 +11,7 @@ import pytest
 from tarry.errors import ConfigurationError
 from tarry.idempotency.postgres_store import PostgresStore
 from tarry.idempotency.store import ExistingRecord
-from tests.integration.postgres import asyncpg, connected, with_store
+from tests.integration.postgres import asyncpg, connected, open_store
 from tests.integration.postgres_shadows import create_as_attacker
 
 
@@ -25,13 +25,13 @@ async def test_table_can_be_created_concurrently(postgres_dsn: str, table: str) 
     assert [ExistingRecord] * 7 == [type(result) for result in results if result is not None]
 
 
-def test_sweep_runs_in_batches(
+async def test_sweep_runs_in_batches(
     postgres_dsn: str, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sweep deletes up to its limit, and skips rows that another transaction has locked."""
     monkeypatch.setattr("tarry.idempotency.postgres_store._SWEEP_BATCH_ROWS", 2)
 
-    async def test(store: PostgresStore) -> None:
+    async with open_store(postgres_dsn, table) as store:
         for number in range(8):
             await store.claim(f"k{number}", "print", "first", 0)
         async with connected(postgres_dsn) as connection, connection.transaction():
@@ -40,10 +40,8 @@ def test_sweep_runs_in_batches(
             assert [5, 2, 0] == [await store.sweep(5) for _ in range(3)]
         assert 1 == await store.sweep(5)
 
-    with_store(postgres_dsn, table, test)
 
-
-def test_role_without_create_privilege_can_use_an_existing_table(
+async def test_role_without_create_privilege_can_use_an_existing_table(
     postgres_dsn: str, table: str
 ) -> None:
     """Claims and sweeps work with the privileges SELECT, INSERT, UPDATE and DELETE."""
@@ -54,7 +52,7 @@ def test_role_without_create_privilege_can_use_an_existing_table(
         GRANT SELECT, INSERT, UPDATE, DELETE ON "{schema}"."order" TO {role}
     """
 
-    async def test(store: PostgresStore) -> None:
+    async with open_store(postgres_dsn, f"{schema}.order") as store:
         async with connected(postgres_dsn) as connection:
             await connection.execute(f'CREATE SCHEMA "{schema}"')
             assert await store.claim("k", "print", "first", 0) is None
@@ -64,8 +62,6 @@ def test_role_without_create_privilege_can_use_an_existing_table(
         assert 1 == await limited.sweep(10)
         assert await limited.claim("k", "print", "first", 60) is None
         await limited.close()
-
-    with_store(postgres_dsn, f"{schema}.order", test)
 
 
 PLANT_TABLE = """
@@ -103,7 +99,7 @@ async def test_table_of_another_role_is_refused(
         await store.close()
 
 
-def test_table_of_a_trusted_role_can_be_used(postgres_dsn: str, table: str) -> None:
+async def test_table_of_a_trusted_role_can_be_used(postgres_dsn: str, table: str) -> None:
     """The table may belong to the owner of its schema, or to a role that was granted."""
     schema, owner, role = f"{table}_schema", f"{table}_owner", f"{table}_role"
     statements = f"""
@@ -117,7 +113,7 @@ def test_table_of_a_trusted_role_can_be_used(postgres_dsn: str, table: str) -> N
         ALTER ROLE {role} SET search_path = {schema};
     """
 
-    async def test(store: PostgresStore) -> None:
+    async with open_store(postgres_dsn, table) as store:
         assert await store.claim("k", "print", "first", 0) is None
         as_role = postgres_dsn.replace("//postgres@", f"//{role}@")
         named = PostgresStore(as_role, table=f"{schema}.{table}")
@@ -131,8 +127,6 @@ def test_table_of_a_trusted_role_can_be_used(postgres_dsn: str, table: str) -> N
             assert await found.claim("k3", "print", "first", 60) is None
         await named.close()
         await found.close()
-
-    with_store(postgres_dsn, table, test)
 
 
 async def test_pool_of_the_caller_stays_open(postgres_dsn: str, table: str) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from importlib import import_module
 from typing import Any
 
@@ -37,19 +37,14 @@ def cluster_url() -> Iterator[str]:
         yield address
 
 
-def with_store(
-    url: str, prefix: str, test: Callable[[RedisStore], Coroutine[Any, Any, None]]
-) -> None:
-    """Run a test with a new store."""
-
-    async def main() -> None:
-        store = RedisStore(url, prefix=prefix)
-        try:
-            await test(store)
-        finally:
-            await store.close()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def open_store(url: str, prefix: str) -> AsyncIterator[RedisStore]:
+    """Return a new store, and close it."""
+    store = RedisStore(url, prefix=prefix)
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
 async def move_to_past(client: Any, prefix: str, seconds: float) -> None:
@@ -88,10 +83,9 @@ async def test_conformance_on_a_cluster(case: Case, cluster_url: str, prefix: st
         )
 
 
-def test_lease_expires_by_the_clock_of_the_server(redis_url: str, prefix: str) -> None:
+async def test_lease_expires_by_the_clock_of_the_server(redis_url: str, prefix: str) -> None:
     """A second claim gets the key when the lease of the first has expired on the server."""
-
-    async def test(store: RedisStore) -> None:
+    async with open_store(redis_url, prefix) as store:
         assert await store.claim("k", "print", "first", 0.05) is None
         claims: list[ExistingRecord | None] = []
         while not claims or claims[-1] is not None:
@@ -99,8 +93,6 @@ def test_lease_expires_by_the_clock_of_the_server(redis_url: str, prefix: str) -
         assert all(
             0 < existing.record.free_at - existing.now <= 0.05 for existing in claims if existing
         )
-
-    with_store(redis_url, prefix, test)
 
 
 def test_one_of_many_processes_gets_the_key(redis_url: str, prefix: str) -> None:
@@ -110,10 +102,9 @@ def test_one_of_many_processes_gets_the_key(redis_url: str, prefix: str) -> None
     assert [0, 0, 1] == sorted(count_winners("redis", redis_url, prefix))
 
 
-def test_records_expire(redis_url: str, prefix: str) -> None:
+async def test_records_expire(redis_url: str, prefix: str) -> None:
     """Redis removes a response after its retention, and a lease after its duration."""
-
-    async def test(store: RedisStore) -> None:
+    async with open_store(redis_url, prefix) as store:
         with redis.Redis.from_url(redis_url) as client:
             await store.claim("k", "print", "first", 30)
             assert 29_000 < int(client.pttl(f"{prefix}k")) <= 30_000
@@ -124,13 +115,10 @@ def test_records_expire(redis_url: str, prefix: str) -> None:
             await store.finish("k", "print", "first", OK, 60)
             assert 59_000 < int(client.pttl(f"{prefix}k")) <= 60_000
 
-    with_store(redis_url, prefix, test)
 
-
-def test_expired_record_is_ignored(redis_url: str, prefix: str) -> None:
+async def test_expired_record_is_ignored(redis_url: str, prefix: str) -> None:
     """An expired response is ignored, although Redis has not removed it yet."""
-
-    async def test(store: RedisStore) -> None:
+    async with open_store(redis_url, prefix) as store:
         await store.claim("k", "print", "first", 60)
         await store.finish("k", "print", "first", OK, 60)
         with redis.Redis.from_url(redis_url) as client:
@@ -142,13 +130,10 @@ def test_expired_record_is_ignored(redis_url: str, prefix: str) -> None:
         assert existing is not None
         assert ("new", None) == (existing.record.fingerprint, existing.record.response)
 
-    with_store(redis_url, prefix, test)
 
-
-def test_store_reconnects_after_a_restart(restartable_server: Server, prefix: str) -> None:
+async def test_store_reconnects_after_a_restart(restartable_server: Server, prefix: str) -> None:
     """A claim that a restart has deleted can be finished, and its response is stored."""
-
-    async def test(store: RedisStore) -> None:
+    async with open_store(restartable_server.address, prefix) as store:
         await store.claim("k", "print", "first", 60)
         # This blocks the event loop, so the pool does not notice the closed connection.
         restartable_server.restart()
@@ -158,13 +143,12 @@ def test_store_reconnects_after_a_restart(restartable_server: Server, prefix: st
         assert existing is not None
         assert OK == existing.record.response
 
-    with_store(restartable_server.address, prefix, test)
 
-
-def test_claim_fails_while_the_server_is_down(restartable_server: Server, prefix: str) -> None:
+async def test_claim_fails_while_the_server_is_down(
+    restartable_server: Server, prefix: str
+) -> None:
     """A claim raises ConnectionError while the server is down, and succeeds after the start."""
-
-    async def test(store: RedisStore) -> None:
+    async with open_store(restartable_server.address, prefix) as store:
         restartable_server.stop()
         try:
             with pytest.raises(redis.ConnectionError):
@@ -174,13 +158,10 @@ def test_claim_fails_while_the_server_is_down(restartable_server: Server, prefix
 
         assert await store.claim("k", "print", "first", 60) is None
 
-    with_store(restartable_server.address, prefix, test)
 
-
-def test_terminated_connection_is_replaced(restartable_server: Server, prefix: str) -> None:
+async def test_terminated_connection_is_replaced(restartable_server: Server, prefix: str) -> None:
     """A claim stays valid when the connection that made it is terminated."""
-
-    async def test(store: RedisStore) -> None:
+    async with open_store(restartable_server.address, prefix) as store:
         await store.claim("k", "print", "first", 60)
         with redis.Redis.from_url(restartable_server.address) as client:
             assert 1 == client.client_kill_filter(_type="normal", skipme=True)
@@ -188,13 +169,10 @@ def test_terminated_connection_is_replaced(restartable_server: Server, prefix: s
         assert await store.extend("k", "print", "first", 60)
         assert await store.claim("k", "print", "second", 60) is not None
 
-    with_store(restartable_server.address, prefix, test)
 
-
-def test_unknown_scripts_are_loaded_again(restartable_server: Server, prefix: str) -> None:
+async def test_unknown_scripts_are_loaded_again(restartable_server: Server, prefix: str) -> None:
     """A call works after the server has flushed its scripts."""
-
-    async def test(store: RedisStore) -> None:
+    async with open_store(restartable_server.address, prefix) as store:
         with redis.Redis.from_url(restartable_server.address) as client:
             await store.claim("k", "print", "first", 60)
             for step in (
@@ -203,8 +181,6 @@ def test_unknown_scripts_are_loaded_again(restartable_server: Server, prefix: st
             ):
                 client.script_flush()
                 assert await step
-
-    with_store(restartable_server.address, prefix, test)
 
 
 async def test_client_of_the_caller_stays_open(redis_url: str, prefix: str) -> None:
