@@ -6,7 +6,8 @@ import asyncio
 import errno
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -95,40 +96,35 @@ class ListenerHarness:
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def new_loop(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return a function that creates an event loop."""
-    factory: Callable[[], asyncio.AbstractEventLoop] = request.param
-    return factory
+def run_async(
+    request: pytest.FixtureRequest,
+) -> Callable[[Callable[[], Coroutine[Any, Any, None]]], None]:
+    """Run coroutine functions on asyncio and on uvloop."""
+
+    def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(main())
+
+    return run
 
 
-def run_with_listener(
-    new_loop: Callable[[], asyncio.AbstractEventLoop],
-    folder: Path,
-    test: Callable[[ListenerHarness], Awaitable[None]],
-    *,
-    max_clients: int = 3,
-    timeout_s: float = 600.0,
-) -> None:
-    """Run a test with a listener."""
-
-    async def main() -> None:
-        harness = ListenerHarness(folder, max_clients, timeout_s)
-        harness.listener.start(backlog=100)
-        try:
-            await asyncio.wait_for(test(harness), 60)
-        finally:
-            await harness.close()
-
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(main())
+@asynccontextmanager
+async def open_listener(
+    folder: Path, *, max_clients: int = 3, timeout_s: float = 600.0
+) -> AsyncIterator[ListenerHarness]:
+    """Start a listener, and close it."""
+    harness = ListenerHarness(folder, max_clients, timeout_s)
+    harness.listener.start(backlog=100)
+    try:
+        yield harness
+    finally:
+        await harness.close()
 
 
-def test_silent_client_is_counted_and_closed_for_a_new_one(
-    new_loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("run_async")
+async def test_silent_client_is_counted_and_closed_for_a_new_one(tmp_path: Path) -> None:
     """At the limit, the oldest client without a handshake is closed, and the new one is served."""
-
-    async def test(harness: ListenerHarness) -> None:
+    async with open_listener(tmp_path) as harness:
         silent = [await harness.connect_silently(total) for total in (1, 2, 3)]
         new = await harness.connect(tls=True)
         assert b"ok" == await new.readexactly(2)
@@ -136,15 +132,11 @@ def test_silent_client_is_counted_and_closed_for_a_new_one(
         assert 3 == len(harness.clients)
         assert [False, False] == [each.at_eof() for each in silent[1:]]
 
-    run_with_listener(new_loop, tmp_path, test)
 
-
-def test_connected_client_is_counted_once(
-    new_loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("run_async")
+async def test_connected_client_is_counted_once(tmp_path: Path) -> None:
     """A client counts once, during and after its handshake, until it disconnects."""
-
-    async def test(harness: ListenerHarness) -> None:
+    async with open_listener(tmp_path) as harness:
         readers = [await harness.connect(tls=True) for _ in range(3)]
         assert [b"ok"] * 3 == [await each.readexactly(2) for each in readers]
         assert [FakeProtocol] * 3 == [type(each) for each in harness.clients]
@@ -152,15 +144,11 @@ def test_connected_client_is_counted_once(
             each.abort()
         await harness.wait_for_clients(0)
 
-    run_with_listener(new_loop, tmp_path, test)
 
-
-def test_failed_handshake_is_not_counted_any_more(
-    new_loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("run_async")
+async def test_failed_handshake_is_not_counted_any_more(tmp_path: Path) -> None:
     """A client whose handshake fails, or that disconnects during the handshake, is not counted."""
-
-    async def test(harness: ListenerHarness) -> None:
+    async with open_listener(tmp_path) as harness:
         reader, writer = await asyncio.open_connection(*harness.address)
         writer.write(b"GET / HTTP/1.1\r\n\r\n")
         assert not (await reader.read()).startswith(b"HTTP")
@@ -171,28 +159,20 @@ def test_failed_handshake_is_not_counted_any_more(
         writer.close()
         await harness.wait_for_clients(0)
 
-    run_with_listener(new_loop, tmp_path, test)
 
-
-def test_handshake_has_a_timeout(
-    new_loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("run_async")
+async def test_handshake_has_a_timeout(tmp_path: Path) -> None:
     """A client that sends nothing is disconnected after the timeout."""
-
-    async def test(harness: ListenerHarness) -> None:
+    async with open_listener(tmp_path, timeout_s=0.05) as harness:
         silent = await harness.connect(tls=False)
         assert b"" == await silent.read()
         await harness.wait_for_clients(0)
 
-    run_with_listener(new_loop, tmp_path, test, timeout_s=0.05)
 
-
-def test_client_above_the_limit_is_refused(
-    new_loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("run_async")
+async def test_client_above_the_limit_is_refused(tmp_path: Path) -> None:
     """If all clients have running requests, also those for health checks, a new one is refused."""
-
-    async def test(harness: ListenerHarness) -> None:
+    async with open_listener(tmp_path, max_clients=1) as harness:
         for _ in range(33):
             busy = FakeProtocol(harness.clients)
             busy.is_idle = False
@@ -201,15 +181,11 @@ def test_client_above_the_limit_is_refused(
         assert b"" == await refused.read()
         assert 33 == len(harness.clients)
 
-    run_with_listener(new_loop, tmp_path, test, max_clients=1)
 
-
-def test_shutdown_closes_silent_clients(
-    new_loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("run_async")
+async def test_shutdown_closes_silent_clients(tmp_path: Path) -> None:
     """A handshake that is not complete does not delay the shutdown."""
-
-    async def test(harness: ListenerHarness) -> None:
+    async with open_listener(tmp_path) as harness:
         silent = await harness.connect_silently(1)
         harness.listener.close()
         for each in tuple(harness.clients):
@@ -217,8 +193,6 @@ def test_shutdown_closes_silent_clients(
         await harness.listener.wait_closed()
         assert b"" == await silent.read()
         assert set() == harness.clients
-
-    run_with_listener(new_loop, tmp_path, test)
 
 
 class FaultySocket(socket.socket):
@@ -234,13 +208,13 @@ class FaultySocket(socket.socket):
         return super().accept()
 
 
-def test_listener_recovers_from_a_lack_of_descriptors(
+async def test_listener_recovers_from_a_lack_of_descriptors(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The listener logs the error once, and accepts connections again after a pause."""
     monkeypatch.setattr("tarry.service.http.tls_listener._ACCEPT_PAUSE_S", 0.01)
 
-    async def test(harness: ListenerHarness) -> None:
+    async with open_listener(tmp_path) as harness:
         harness.listener.close()
         faulty = FaultySocket()
         faulty.bind(("127.0.0.1", 0))
@@ -249,6 +223,4 @@ def test_listener_recovers_from_a_lack_of_descriptors(
         harness.listener.start(backlog=10)
         reader = await harness.connect(tls=True)
         assert b"ok" == await reader.readexactly(2)
-
-    run_with_listener(asyncio.new_event_loop, tmp_path, test)
     assert 1 == caplog.text.count("cannot accept connections: [Errno 24] Too many open files")
