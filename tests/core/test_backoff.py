@@ -91,12 +91,6 @@ def test_ceiling_of_a_power_that_overflows(k: int, multiplier: float) -> None:
     assert 30.0 == exponential(k, 0.1, multiplier, 30.0)
 
 
-@pytest.mark.parametrize("k", [1, 2, 10_000])
-def test_a_multiplier_of_one(k: int) -> None:
-    """With a multiplier of 1 the ceiling stays at the initial delay."""
-    assert 0.1 == exponential(k, 0.1, 1.0, 30.0)
-
-
 @pytest.mark.parametrize("name", ["linear", "exponential"])
 def test_ceilings_near_the_largest_float(name: str) -> None:
     """When the product overflows to infinity, the ceiling is the maximum."""

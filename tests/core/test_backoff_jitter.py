@@ -204,11 +204,6 @@ def test_statistics_detect_a_distribution_that_is_not_uniform() -> None:
     assert chi_square(squared, 0.0, 8.0) > 1_000
 
 
-def test_delays_without_jitter_are_equal() -> None:
-    """Without jitter all delays at a ceiling are the same."""
-    assert {8.0} == set(draw_delays("none"))
-
-
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_decorrelated_stays_below_the_maximum(seed: int) -> None:
     """In a long run no delay exceeds the maximum or three times the previous delay."""

@@ -109,17 +109,6 @@ def test_a_success_refunds_only_the_last_retry() -> None:
     assert 490 == budget.balance(0.0)
 
 
-@pytest.mark.parametrize("preset", PRICES)
-@pytest.mark.parametrize("outcome", FAILURES)
-@pytest.mark.parametrize("paid", [0.0, 5.0])
-def test_a_failure_does_not_change_the_balance(preset: str, outcome: Outcome, paid: float) -> None:
-    """A failed retry is not refunded, and a failure itself costs nothing."""
-    budget = TokenBudget(preset, capacity=100)
-    assert budget.withdraw(50, 0.0)
-    budget.record(outcome, paid, 0.0)
-    assert 50 == budget.balance(0.0)
-
-
 def test_classic_is_the_default() -> None:
     """Without arguments a token budget has the classic preset and 500 tokens."""
     budget = TokenBudget()
@@ -207,14 +196,6 @@ def test_a_tenth_of_the_calls_and_one_per_second(calls: int, expected: int) -> N
     for n in range(calls):
         budget.record(FAILURES[n % 5], 0.0, 0.0)
     assert expected == withdraw_until_empty(budget, TRANSIENT, 9.9)
-
-
-@pytest.mark.parametrize(("later", "expected"), [(0.0, 0), (9.9, 0), (10.0, 10), (1e6, 10)])
-def test_retries_leave_the_window(later: float, expected: int) -> None:
-    """An empty budget is full again when the window has passed."""
-    budget = RatioBudget()
-    assert 10 == withdraw_until_empty(budget, TRANSIENT, 0.0)
-    assert expected == withdraw_until_empty(budget, TRANSIENT, later)
 
 
 def test_calls_leave_the_window() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
-from tarry.core.breaker import Breaker, BreakerState
+from tarry.core.breaker import Breaker
 from tarry.core.budget import TokenBudget
 from tarry.core.call import Call
 from tarry.core.downstream import Downstream
@@ -21,8 +21,6 @@ from tarry.core.outcome import PERMANENT, TRANSIENT, Kind, Outcome
 from tarry.core.policy import Policy
 from tarry.core.verdict import Attempt, Progress, Reason, Step, Stop, Wait
 from tests.core.call_machine import NO_JITTER, NOW, CallMachine, make_downstream, random_numbers
-
-TIMEOUT = Outcome(Kind.TRANSIENT, timeout=True)
 
 
 def rate_limited_downstream() -> Downstream:
@@ -307,17 +305,6 @@ def test_delays_of_a_failing_call(jitter: Any, max_attempts: int, seed: int) -> 
     assert (max_attempts, sum(delays)) == (call.attempts, call.waited)
 
 
-@pytest.mark.parametrize(("count_retries", "state"), [(False, "closed"), (True, "open")])
-def test_breaker_counts_a_call_once(count_retries: bool, state: str) -> None:
-    """The retries of a call count towards `min_calls` only with `count_retries`."""
-    parts = make_downstream(min_calls=3, min_span=0, count_retries=count_retries)
-    call = parts.new_call()
-    for _ in range(3):
-        call.start(NOW)
-        call.record_failure(TRANSIENT, NOW, 0.5)
-    assert state == parts.breaker.state
-
-
 def test_retry_that_succeeds_is_not_another_call() -> None:
     """A retry that succeeds after all failures have left the window is not counted as a call."""
     parts = make_downstream(min_calls=3, min_span=0, failure_rate=0.3)
@@ -332,15 +319,6 @@ def test_retry_that_succeeds_is_not_another_call() -> None:
     third.start(NOW + 60)
     third.record_failure(TRANSIENT, NOW + 60, 0.5)
     assert ("closed", (3, 1, 0)) == (parts.breaker.state, parts.breaker.counts(NOW + 60))
-
-
-def test_failure_that_opens_the_breaker_ends_the_call() -> None:
-    """A failure that opens the breaker ends its own call, because it is recorded first."""
-    parts = make_downstream(consecutive=1)
-    call = parts.new_call()
-    call.start(NOW)
-    assert Stop(Reason.BREAKER_OPEN, 2.0) == call.record_failure(TRANSIENT, NOW, 0.5)
-    assert (BreakerState.OPEN, 500) == (parts.breaker.state, parts.balance)
 
 
 @pytest.mark.parametrize(
@@ -368,14 +346,6 @@ def test_a_call_that_ends_is_not_charged(outcome: Outcome, reason: Reason) -> No
     assert 500 == parts.balance
 
 
-def test_permanent_failures_do_not_count() -> None:
-    parts = make_downstream(consecutive=1)
-    call = parts.new_call()
-    call.start(NOW)
-    call.record_failure(PERMANENT, NOW, 0.5)
-    assert (BreakerState.CLOSED, 0) == (parts.breaker.state, parts.breaker.counts(NOW)[1])
-
-
 def test_backoff_starts_over_after_a_pushback() -> None:
     """After a wait with an exact hint, backoff starts again with the first ceiling."""
     policy = Policy(max_attempts=9, initial_delay=1, jitter="decorrelated")
@@ -395,41 +365,6 @@ def test_decorrelated_jitter_continues_from_a_hint() -> None:
     call.start(NOW)
     call.record_failure(Outcome(Kind.TRANSIENT, hint=Hint(9.0)), NOW, 0.0)
     assert Progress(1, NOW, 9.0 + 0.1) == call.progress
-
-
-@pytest.mark.parametrize(
-    ("preset", "outcomes", "balances"),
-    [
-        ("classic", [TRANSIENT, TIMEOUT, None], [495, 490, 495]),
-        ("aws-2020", [TRANSIENT, TIMEOUT, None], [495, 485, 495]),
-        ("aws-2020", [TIMEOUT, TRANSIENT, None], [490, 485, 490]),
-        ("aws-2020", [TRANSIENT] * 4, [495, 490, 485, 485]),
-        ("aws-2026", [TRANSIENT, Outcome(Kind.THROTTLED), None], [486, 481, 486]),
-    ],
-)
-def test_balance_after_each_attempt(
-    preset: str, outcomes: list[Outcome | None], balances: list[float]
-) -> None:
-    """A success (None) refunds the price of the last retry, a final failure does not."""
-    parts = make_downstream(preset)
-    call, actual = parts.new_call(), list[float]()
-    for outcome in outcomes:
-        call.start(NOW)
-        if outcome is None:
-            call.record_success(NOW, 0.5)
-        else:
-            call.record_failure(outcome, NOW, 0.5)
-        actual.append(parts.balance)
-    assert balances == actual
-
-
-def test_without_tokens_a_call_is_not_retried() -> None:
-    """A budget with fewer tokens than the price of a retry ends the call at its first failure."""
-    parts = make_downstream(capacity=4)
-    call = parts.new_call()
-    call.start(NOW)
-    assert Stop(Reason.BUDGET_EMPTY) == call.record_failure(TRANSIENT, NOW, 0.5)
-    assert 4 == parts.balance
 
 
 def test_another_call_takes_the_last_tokens() -> None:
@@ -466,17 +401,6 @@ def test_duration_excludes_the_rate_limit_delay() -> None:
     call.start(NOW)
     call.record_success(NOW + 21, 0.5)
     assert 1.0 == downstream.expected_duration()
-
-
-def test_cancelled_attempts_are_not_counted() -> None:
-    """A cancelled attempt frees its slot and changes nothing else."""
-    parts = make_downstream(consecutive=1)
-    call = parts.new_call()
-    call.start(NOW)
-    call.cancel_attempt(NOW + 3)
-    assert (0, 500, (0, 0, 0)) == (parts.in_flight, parts.balance, parts.breaker.counts(NOW))
-    assert 0 == parts.downstream.expected_duration()
-    assert () == call.steps
 
 
 def test_cancelled_probes_free_their_slot() -> None:

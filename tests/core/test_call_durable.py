@@ -23,13 +23,6 @@ def resume_call(
     return call
 
 
-def test_attempt_continues_from_stored_progress() -> None:
-    """A resumed call continues with the next attempt number and the policy's timeout."""
-    call = resume_call(Policy(max_attempts=5, attempt_timeout=3.0), attempts=2)
-
-    assert Attempt(3, 3.0) == call.start_or_defer(10.0)
-
-
 def test_no_attempts_left_ends_the_call_before_an_attempt() -> None:
     """A call that is resumed with no attempts left ends, for example after a lost attempt."""
     assert Stop(Reason.ATTEMPTS) == resume_call(Policy(max_attempts=2), attempts=2).start_or_defer(
@@ -139,17 +132,6 @@ def test_failure_without_a_downstream_is_decided_by_the_policy() -> None:
     call.start_or_defer(1.0)
     assert Stop(Reason.ATTEMPTS) == call.record_failure(TRANSIENT, 1.0, 0.5)
     assert Stop(Reason.PERMANENT) == resume_call(Policy()).record_failure(PERMANENT, 0.0, 0.5)
-
-
-def test_retry_that_cannot_fit_the_total_budget_is_not_scheduled() -> None:
-    """A failure ends the call if delay plus expected latency exceeds the total budget."""
-    downstream = Downstream("d")
-    downstream.latency.add(2.0)
-    policy = Policy(total_budget=10.0, initial_delay=1.0, jitter="none")
-    call = resume_call(policy, downstream)
-    call.start_or_defer(0.0)
-
-    assert Stop(Reason.TOTAL_BUDGET) == call.record_failure(TRANSIENT, 7.5, 0.5)
 
 
 def test_attempts_beyond_the_precomputed_commands() -> None:

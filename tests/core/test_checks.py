@@ -128,14 +128,6 @@ def test_ratio(value: float) -> None:
     assert value == check_ratio("field", value)
 
 
-@pytest.mark.parametrize("value", [0, -0.5, 1.0000001, 50])
-def test_not_a_ratio(value: float) -> None:
-    """check_ratio() rejects 0, negative numbers and numbers above 1."""
-    with pytest.raises(ConfigurationError) as caught:
-        check_ratio("field", value)
-    assert f"field must be greater than 0 and at most 1, got {value!r}" == str(caught.value)
-
-
 @pytest.mark.parametrize(("value", "minimum"), [(1, 1), (0, 0), (10_000, 1), (HUGE, 1)], ids=str)
 def test_count(value: int, minimum: int) -> None:
     """check_count() accepts every int from the minimum on, without an upper bound."""
@@ -162,12 +154,6 @@ def test_values_that_are_not_counts(value: object) -> None:
     with pytest.raises(ConfigurationTypeError) as caught:
         check_count("field", value)
     assert f"field must be a whole number, got {value!r}" == str(caught.value)
-
-
-def test_one_of() -> None:
-    """check_one_of() accepts each of the choices."""
-    for name in ("b", "a"):
-        check_one_of("field", name, {"a": 1, "b": 2})
 
 
 @pytest.mark.parametrize("value", ["c", "A", "", None, 1, [], nan], ids=str)
@@ -209,11 +195,6 @@ def test_reject_unknown_arguments(name: str, advice: str) -> None:
     with pytest.raises(ConfigurationTypeError) as caught:
         reject_unknown_arguments("f()", {name: 1}, known, other_names, hint="; see the docs")
     assert f"f() has no argument {name}=; {advice}" == str(caught.value)
-
-
-def test_no_unknown_arguments() -> None:
-    """Without unknown arguments nothing is raised."""
-    reject_unknown_arguments("f()", {}, ("delay",), {})
 
 
 def test_check_instance() -> None:

@@ -108,32 +108,6 @@ def test_overloaded_server_with_a_retry_after() -> None:
     assert Stop(Reason.OVERLOADED, 60.0, outcome.hint) == verdict_for(outcome)
 
 
-@pytest.mark.parametrize(
-    "outcome",
-    [
-        TRANSIENT,
-        THROTTLED,
-        outcome_of_status(503, now=NOW),
-        outcome_of_status(404, {"x-should-retry": "true"}, now=NOW),
-        outcome_of_status(404, {"stripe-should-retry": "true"}, now=NOW),
-        outcome_of_exception(ConnectionRefusedError(), repeatable=False),
-        outcome_of_code("UNAVAILABLE"),
-        outcome_of_code("RESOURCE_EXHAUSTED"),
-    ],
-)
-def test_outcomes_that_are_retried(outcome: Outcome) -> None:
-    """A retryable and repeatable outcome is retried after a wait."""
-    assert isinstance(verdict_for(outcome), Wait)
-
-
-def test_ignore_retried_below() -> None:
-    """With ignore_retried_below a failure that a layer below has retried is retried again."""
-    assert isinstance(
-        verdict_for(Outcome(Kind.TRANSIENT, retried_below=True), Policy(ignore_retried_below=True)),
-        Wait,
-    )
-
-
 @pytest.mark.parametrize("limit", [1, 2, 4, 10_000])
 def test_max_attempts(limit: int) -> None:
     """A call makes max_attempts attempts, including the first."""
@@ -164,13 +138,6 @@ def test_an_open_breaker() -> None:
 def test_a_manually_opened_breaker() -> None:
     """A manually opened breaker ends the call, and the verdict has no time."""
     assert Stop(Reason.BREAKER_OPEN) == verdict_for(downstream=make_downstream(state="open"))
-
-
-@pytest.mark.parametrize(("balance", "stops"), [(0, True), (4.9, True), (5, False), (500, False)])
-def test_balance_below_the_price_of_a_retry(balance: float, stops: bool) -> None:
-    verdict = verdict_for(downstream=make_downstream(balance))
-    assert stops == (verdict == Stop(Reason.BUDGET_EMPTY))
-    assert stops != isinstance(verdict, Wait)
 
 
 def test_the_price_is_that_of_the_outcome() -> None:
@@ -247,17 +214,6 @@ def test_throttling_has_a_slower_base(k: int, ceiling: float) -> None:
     """After a throttled attempt the ceilings start at one second."""
     assert Wait(ceiling / 2, ceiling) == verdict_for(
         THROTTLED, progress=Progress(k, NOW), random_number=0.5
-    )
-
-
-@pytest.mark.parametrize(
-    ("attempts", "backoff_offset", "ceiling"), [(3, 0, 0.4), (3, 1, 0.2), (3, 2, 0.1), (4, 2, 0.2)]
-)
-def test_backoff_starts_over(attempts: int, backoff_offset: int, ceiling: float) -> None:
-    """The ceiling is that of the number of attempts minus backoff_offset."""
-    progress = Progress(attempts, NOW, None, backoff_offset)
-    assert Wait(ceiling, ceiling) == verdict_for(
-        policy=NO_JITTER.replace(max_attempts=9), progress=progress
     )
 
 
@@ -482,14 +438,6 @@ def test_the_delay_is_drawn_from_the_range_that_fits(
         for random_number in (0.0, 0.5, 0.75)
     ]
     assert [Wait(delay, 4) for delay in delays] == drawn
-
-
-@pytest.mark.parametrize(("jitter", "time_left"), [("equal", 2.0), ("none", 4.0), ("full", 0.09)])
-def test_no_part_of_the_range_fits(jitter: Any, time_left: float) -> None:
-    """A call ends if hardly any time or less than the shortest delay of the policy is left."""
-    policy = Policy(max_attempts=9, initial_delay=1, jitter=jitter)
-    verdict = decide(policy, Progress(3, NOW), TRANSIENT, NOW, 0.5, deadline=NOW + time_left)
-    assert Stop(Reason.DEADLINE) == verdict
 
 
 def test_a_jitter_function_gets_the_time_left_as_ceiling() -> None:

@@ -121,23 +121,6 @@ def test_outcomes_counted_by_the_breaker(outcome: Outcome, expected: tuple[int, 
     assert expected == breaker.counts(0.0)
 
 
-@pytest.mark.parametrize("breaker", [Breaker(), Breaker(consecutive=1, min_calls=1)])
-def test_permanent_failures_never_open_the_breaker(breaker: Breaker) -> None:
-    """10,000 permanent failures do not open the breaker."""
-    downstream = Downstream("d", breaker=breaker)
-    run(downstream, PERMANENT, times=10_000)
-    assert (CLOSED, [], 0) == (breaker.state, list(downstream.transitions), breaker.counts(0.0)[1])
-
-
-def test_permanent_failures_do_not_count_towards_min_calls() -> None:
-    """Ten transient and ten permanent failures are ten calls, too few to open the breaker."""
-    breaker = Breaker()
-    downstream = Downstream("d", breaker=breaker)
-    run(downstream, TRANSIENT, times=10)
-    run(downstream, PERMANENT, times=10)
-    assert CLOSED is breaker.state
-
-
 def test_a_local_failure_only_releases_the_permit() -> None:
     """A failure that did not reach the dependency is not counted by breaker and budget."""
     breaker, budget, limiter = Breaker(consecutive=1), ThrottleBudget(), SpyLimiter()

@@ -7,12 +7,12 @@ from datetime import timedelta
 import pytest
 
 from tarry.core.breaker import Breaker
-from tarry.core.budget import RatioBudget, TokenBudget
+from tarry.core.budget import TokenBudget
 from tarry.core.downstream import Downstream
 from tarry.core.hedging import HedgedCall, Hedging
 from tarry.core.hints import Hint
 from tarry.core.limiter import AdaptiveRate, InFlight
-from tarry.core.outcome import PERMANENT, TRANSIENT, Kind, Outcome
+from tarry.core.outcome import TRANSIENT, Kind, Outcome
 from tarry.core.verdict import Attempt, DelayedPermit, Reason, Stop
 from tarry.errors import ConfigurationError
 from tests.core.invalid_values import invalid_values, keyword
@@ -39,15 +39,6 @@ def start_call(hedging: Hedging, downstream: Downstream, now: float = 0.0) -> He
 
 
 # --- time of a hedge -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("after", [0, 0.25, 10])
-def test_a_fixed_delay(after: float) -> None:
-    """A hedge is due after the fixed delay, even in the first call, and there is only one."""
-    call = start_call(Hedging(after=after), Downstream("d"), now=100.0)
-    due = call.next_hedge_at
-    assert (100.0 + after, SECOND) == (due, call.hedge(100.0 + after))
-    assert (None, None, 2) == (call.next_hedge_at, call.hedge(200.0), call.attempts)
 
 
 def test_several_hedges() -> None:
@@ -146,15 +137,6 @@ def test_overtaken_attempt_is_measured_as_one_that_was_longer() -> None:
     assert [3.0, 5.0, 5.0] == [downstream.latency.quantile(q) for q in (0.963, 0.975, 0.985)]
 
 
-@pytest.mark.parametrize("outcome", [TRANSIENT, THROTTLED])
-def test_a_failure_starts_the_next_attempt_at_once(outcome: Outcome) -> None:
-    """A retryable failure starts the next attempt before the hedge is due."""
-    call = start_call(Hedging(after=10.0, max_attempts=3), Downstream("d"))
-    assert (SECOND, 11.0) == (call.record_failure(1, outcome, 1.0, 0.0), call.next_hedge_at)
-    assert (THIRD, None) == (call.record_failure(2, outcome, 2.0, 0.0), call.next_hedge_at)
-    assert Stop(Reason.ATTEMPTS) == call.record_failure(3, outcome, 3.0, 0.0)
-
-
 def test_a_failure_while_another_attempt_runs() -> None:
     """A failure with no attempts left does not end the call while another attempt runs."""
     downstream = Downstream("d")
@@ -163,22 +145,6 @@ def test_a_failure_while_another_attempt_runs() -> None:
     assert None is call.record_failure(1, TRANSIENT, 2.0, 0.0)
     call.record_success(2, 3.0, 0.0)
     assert (1, 2.0) == (len(downstream.latency), downstream.expected_duration())
-
-
-@pytest.mark.parametrize(
-    ("outcome", "expected"),
-    [
-        (PERMANENT, Stop(Reason.PERMANENT)),
-        (OVERLOADED, Stop(Reason.OVERLOADED)),
-    ],
-)
-def test_a_failure_that_is_not_retried_ends_the_call(outcome: Outcome, expected: Stop) -> None:
-    """A failure that is not retried ends the call and releases the permits of its attempts."""
-    downstream = Downstream("d", max_in_flight=3)
-    call = start_call(Hedging(after=1.0, max_attempts=3), downstream)
-    call.hedge(1.0)
-    assert expected == call.record_failure(1, outcome, 1.5, 0.0)
-    assert 3 == sum(isinstance(downstream.admit(2.0), int) for _ in range(10))
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -208,17 +174,6 @@ def test_a_rejected_hedge_after_a_hint_ends_the_call() -> None:
     assert None is call.record_failure(1, Outcome(Kind.THROTTLED, Hint(delay=3.0)), 1.0, 0.0)
     downstream.withdraw(TRANSIENT, 2.0)
     assert Stop(Reason.BUDGET_EMPTY) == call.hedge(4.0)
-
-
-def test_a_cancelled_call_is_not_counted() -> None:
-    """A cancelled call releases all its permits, and no duration is measured."""
-    breaker = Breaker()
-    downstream = Downstream("d", breaker=breaker, max_in_flight=2)
-    call = start_call(Hedging(after=1.0), downstream)
-    call.hedge(1.0)
-    call.cancel(1.001)
-    assert 2 == sum(isinstance(downstream.admit(2.0), int) for _ in range(10))
-    assert ((0, 0, 0), 0) == (breaker.counts(2.0), len(downstream.latency))
 
 
 def test_an_unsent_hedge_is_refunded() -> None:
@@ -262,30 +217,6 @@ def test_a_limiter_that_raises_releases_all_slots() -> None:
     with pytest.raises(LookupError, match="2"):
         call.cancel(1.0)
     assert 0 == limiter._in_flight
-
-
-def test_cancel_after_success_releases_nothing() -> None:
-    """cancel() on a finished call does not release its permits a second time."""
-    downstream = Downstream("d", max_in_flight=2)
-    call = start_call(Hedging(after=1.0), downstream)
-    call.hedge(1.0)
-    call.record_success(1, 1.5, 0.0)
-    call.cancel(1.5)
-    assert [0, 0, Stop(Reason.LIMIT)] == [downstream.admit(2.0) for _ in range(3)]
-
-
-def test_ten_thousand_hedges() -> None:
-    """In a call with 10,000 attempts the attempts are numbered, and all permits are released."""
-    downstream = Downstream("d", max_in_flight=10_000)
-    call = start_call(Hedging(after=0, max_attempts=10_000), downstream)
-    numbers = []
-    while call.next_hedge_at is not None:
-        attempt = call.hedge(call.next_hedge_at)
-        assert isinstance(attempt, Attempt)
-        numbers.append(attempt.number)
-    call.record_success(5_000, 1.0, 0.0)
-    assert [*range(2, 10_001)] == numbers
-    assert downstream.admit(1.0) == 0
 
 
 # --- breaker, budgets and limits -----------------------------------------------------------------
@@ -375,30 +306,6 @@ def test_a_failed_withdrawal_takes_no_hedge_credit() -> None:
     assert [True, False] == [downstream.take_hedge_credit() for _ in range(2)]
 
 
-def test_a_rejected_call_adds_no_hedge_credit() -> None:
-    downstream = downstream_with_latencies(*[0.5] * 100, max_in_flight=1)
-    hedging = Hedging(max_extra_load=0.05)
-    call = start_call(hedging, downstream)
-    for _ in range(100):
-        assert Stop(Reason.LIMIT) == HedgedCall(hedging, downstream).start(0.1)
-    call.record_success(1, 0.5, 0.0)
-    assert not downstream.take_hedge_credit()
-
-
-@pytest.mark.parametrize(
-    ("downstream", "expected"),
-    [
-        (Downstream("d", budget=TokenBudget(capacity=1)), Stop(Reason.BUDGET_EMPTY)),
-        (Downstream("d", breaker=Breaker(consecutive=1)), Stop(Reason.BREAKER_OPEN, 2.0)),
-    ],
-    ids=["budget", "breaker"],
-)
-def test_reason_of_a_call_whose_hedge_is_rejected(downstream: Downstream, expected: Stop) -> None:
-    """When the last running attempt fails and the next is rejected, the call has that reason."""
-    call = start_call(Hedging(after=10.0), downstream)
-    assert expected == call.record_failure(1, TRANSIENT, 1.0, 0.0)
-
-
 def test_hedges_cost_as_much_as_retries() -> None:
     """A hedge costs the price of a retry, which its success refunds."""
     budget = TokenBudget("aws-2020")
@@ -408,15 +315,6 @@ def test_hedges_cost_as_much_as_retries() -> None:
     assert 495 == budget.balance(1.0)
     call.record_success(2, 1.5, 0.0)
     assert 500 == budget.balance(1.5)
-
-
-def test_a_call_counts_once_for_a_ratio_budget() -> None:
-    """The first attempt counts as a call for the ratio, a hedge does not."""
-    budget = RatioBudget(1.0, min_per_second=0.1)
-    call = start_call(Hedging(after=1.0), Downstream("d", budget=budget))
-    assert SECOND == call.record_failure(1, TRANSIENT, 0.5, 0.0)
-    call.record_success(2, 1.0, 0.0)
-    assert 1.0 + 1.0 - 1.0 == budget.balance(1.0)
 
 
 def rate_limited_downstream(now: float) -> Downstream:

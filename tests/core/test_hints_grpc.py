@@ -258,13 +258,6 @@ def test_type_urls(type_url: bytes, expected: float | None) -> None:
     )
 
 
-def test_details_without_fields() -> None:
-    """A detail without a type and a RetryInfo without a value have no delay."""
-    assert None is delay_from(DETAILS, encode_status(b""))
-    assert None is delay_from(DETAILS, encode_status(encode_bytes_field(1, TYPE_URL)))
-    assert None is delay_from(DETAILS, encode_status())
-
-
 def test_repeated_fields() -> None:
     """Repeated messages are merged and the last of two values wins, as protobuf specifies."""
     merged = encode_bytes_field(1, encode_duration(9, 500_000_000)) + encode_bytes_field(

@@ -288,14 +288,6 @@ def test_delays_of_simultaneous_attempts() -> None:
     assert [None, 30.0] == [limiter.acquire(1.999), limiter.acquire(2.0)]
 
 
-@pytest.mark.parametrize(("max_wait", "expected"), [(1.999, 0), (2.0, 1), (600.0, 300)])
-def test_max_wait(max_wait: float, expected: int) -> None:
-    """An attempt that would be delayed for longer than max_wait is rejected."""
-    limiter = AdaptiveRate(max_wait=max_wait)
-    limiter.release(THROTTLED, 0.1, 0.0)
-    assert expected == count_admitted(limiter, 0.0)
-
-
 def test_idle_time_fills_the_bucket_only_to_its_capacity() -> None:
     """After a long idle time the bucket holds max(1, rate) tokens."""
     limiter = AdaptiveRate()

@@ -521,14 +521,6 @@ def test_the_concurrency_is_at_least_one() -> None:
     assert 1 == limiter.limit
 
 
-def test_an_idle_limit_does_not_grow() -> None:
-    """A success while less than half of the limit is used is no evidence for a higher limit."""
-    limiter = AdaptiveLimit()
-    for number in range(50):
-        record(limiter, SUCCESS, 0.1 * number)
-    assert 8 == limiter.limit
-
-
 # --- arguments -----------------------------------------------------------------------------------
 
 

@@ -56,10 +56,6 @@ def test_kinds_that_count_as_failures(kind: Kind, counts: bool) -> None:
     assert counts == Outcome(kind).counts_as_failure
 
 
-def test_local_failure_does_not_count() -> None:
-    assert not Outcome(Kind.TRANSIENT, local=True).counts_as_failure
-
-
 def test_throttling_has_its_own_initial_delay_and_price() -> None:
     """Throttling has a longer initial delay than a transient failure, and another price."""
     policy, budget = Policy(), TokenBudget("aws-2026")
@@ -187,12 +183,6 @@ def test_hints_are_kept(field: str, value: str, delay: float) -> None:
     source = field.replace("_", "-")
     for status in (404, 429, 503):
         assert Hint(delay, source=source) == classify_status(status, **{field: value}).hint
-
-
-@pytest.mark.parametrize("value", ["soon", "-5", "1e2", "", "1e3", "12 Nov", "9" * 5_000 + "x"])
-def test_malformed_hints_are_ignored(value: str) -> None:
-    """A malformed hint does not change the outcome."""
-    assert classify_status(503) == classify_status(503, retry_after=value)
 
 
 def test_headers_as_pairs() -> None:

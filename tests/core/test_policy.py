@@ -433,15 +433,6 @@ def test_throttled_ceilings_are_never_lower(policy: Policy, k: int) -> None:
         assert throttled <= policy.max_delay
 
 
-def test_throttled_ceilings() -> None:
-    """After throttling the ceilings start at `throttled_delay` and grow like other ceilings."""
-    policy = Policy()
-    assert [1.0, 2.0, 4.0, 8.0] == [policy.ceiling(k, throttled=True) for k in range(1, 5)]
-    assert 0.5 == Policy(max_delay=0.5).ceiling(1, throttled=True)
-    with_schedule = Policy(backoff=Schedule((0.1, 3.0)))
-    assert [1.0, 3.0] == [with_schedule.ceiling(k, throttled=True) for k in (1, 2)]
-
-
 @given(policies_with_delays(), st.integers(0, 2**32))
 def test_delays(policy: Policy, seed: int) -> None:
     """Each delay is the jitter of its ceiling, the previous delay and one random number."""

@@ -18,11 +18,6 @@ def test_suggest(word: str, expected: str | None) -> None:
     assert expected == suggest(word, FIELDS)
 
 
-def test_suggest_without_candidates() -> None:
-    """Without candidates there is no suggestion."""
-    assert None is suggest("max_delay", [])
-
-
 def test_similarity_threshold() -> None:
     """A higher similarity threshold rejects a candidate that the default accepts."""
     assert "max_delay" == suggest("max_dly_s", FIELDS)

@@ -59,11 +59,6 @@ def test_labels_of_reasons(reason: Reason, label: str) -> None:
     assert reason is Reason(label)
 
 
-def test_number_of_reasons() -> None:
-    """The test above lists all thirteen reasons."""
-    assert 13 == len(Reason)
-
-
 def test_every_reason_has_a_description() -> None:
     """Each description is unique, starts with a lower-case letter and has no final period."""
     descriptions = [reason.description for reason in Reason]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tarry import Policy
 from tarry.core.breaker import Breaker
 from tarry.core.downstream import Downstream
-from tarry.core.outcome import PERMANENT, SUCCESS, TRANSIENT, Outcome, outcome_of_status
+from tarry.core.outcome import PERMANENT, SUCCESS, TRANSIENT, Outcome
 from tarry.core.verdict import Reason
 from tarry.simulator.caller import RetryingCaller, Route
 from tarry.simulator.event_loop import EventLoop
@@ -108,35 +108,12 @@ def test_failure_is_retried_after_the_wait() -> None:
     assert (3, 2) == (harness.recorder.attempt_count, summarize(harness.recorder).failures)
 
 
-def test_call_fails_after_its_last_attempt() -> None:
-    harness = start_call(FAILS, FAILS, FAILS, SUCCEEDS)
-
-    ((started, now, _),) = harness.run()
-
-    assert (0.0, 3 * ROUND_TRIP + 2.0, Reason.ATTEMPTS) == (started, now, harness.reason)
-    assert (3, 3) == (harness.recorder.attempt_count, summarize(harness.recorder).failures)
-
-
 def test_permanent_failure_ends_the_call() -> None:
     """A permanent failure is not retried."""
     harness = start_call((0.0, PERMANENT), SUCCEEDS)
 
     assert 1 == len(harness.run())
     assert (Reason.PERMANENT, 1) == (harness.reason, len(harness.node.requests))
-
-
-def test_retry_after_delays_the_next_attempt() -> None:
-    harness = start_call((0.0, outcome_of_status(503, {"retry-after": "7"}, now=0.0)), SUCCEEDS)
-    harness.run()
-
-    assert [(NETWORK_DELAY, 1), (7.0 + 3 * NETWORK_DELAY, 2)] == harness.node.requests
-
-
-def test_call_without_timeout_waits_forever() -> None:
-    """Without a timeout, a call to a server that never responds does not end."""
-    harness = start_call(None)
-
-    assert [] == harness.run()
 
 
 def test_node_may_respond_later() -> None:
@@ -154,15 +131,6 @@ def test_dropped_request_gets_no_second_response() -> None:
 
     assert [(0.0, 1.0 + NETWORK_DELAY + 1.0 + 9.0 + ROUND_TRIP, None)] == harness.run()
     assert (2, 1) == (harness.recorder.attempt_count, summarize(harness.recorder).failures)
-
-
-def test_drop_replaces_an_earlier_response() -> None:
-    """A dropped connection replaces the response, even with a longer network delay."""
-    delays = iter([0.0, 0.0, 5.0, 0.0, 0.0])
-    harness = start_call((3.0, SUCCESS), SUCCEEDS, network_delay=lambda: next(delays))
-    harness.loop.schedule(2.5, lambda now, _: harness.caller.on_response(now, 1, DROPPED))
-
-    assert [(0.0, 2.5 + 5.0 + 1.0, None)] == harness.run()
 
 
 def test_discarded_response_is_replaced() -> None:
@@ -220,32 +188,12 @@ def test_on_end_gets_the_number_of_attempts(
 # --- timeouts ------------------------------------------------------------------------------------
 
 
-def test_timeout_before_the_request_arrives() -> None:
-    """The attempt times out, and the request still reaches the server."""
-    delays = iter([5.0, 0.0, 0.0, 0.0])
-    harness = start_call(
-        SUCCEEDS, SUCCEEDS, policy=steady_policy(timeout=1.0), network_delay=lambda: next(delays)
-    )
-
-    assert [(0.0, 2.0, None)] == harness.run()
-    assert [(2.0, 2), (5.0, 1)] == harness.node.requests
-    assert (2, 1) == (harness.recorder.attempt_count, summarize(harness.recorder).failures)
-
-
 def test_timeout_during_the_work() -> None:
     """The attempt ends at its deadline, and the later response is ignored."""
     harness = start_call((9.0, SUCCESS), SUCCEEDS, policy=steady_policy(timeout=1.0))
 
     assert [(0.0, 1.0 + 1.0 + ROUND_TRIP, None)] == harness.run()
     assert 1 == harness.recorder._failed_attempts[1]
-
-
-def test_timeout_without_a_response() -> None:
-    """An attempt without any response times out."""
-    harness = start_call(policy=steady_policy(timeout=1.0))
-
-    assert [5.0] == [end.ended for end in harness.run()]
-    assert (Reason.ATTEMPTS, 3) == (harness.reason, len(harness.node.requests))
 
 
 @pytest.mark.parametrize(("duration", "attempts"), [(0.5, 1), (0.5625, 2)])
@@ -309,13 +257,6 @@ def test_response_in_transit_at_the_deadline_is_a_timeout() -> None:
     assert (2, 1) == (harness.recorder.attempt_count, summarize(harness.recorder).failures)
 
 
-def test_each_attempt_has_its_own_deadline() -> None:
-    """The deadline of a second attempt counts from its own start."""
-    harness = start_call((0.25, TRANSIENT), (0.25, SUCCESS), policy=steady_policy(timeout=1.0))
-
-    assert [(0.0, 0.5 + 1.0 + ROUND_TRIP * 2, None)] == harness.run()
-
-
 # --- breaker, budget and limiter -----------------------------------------------------------------
 
 
@@ -350,13 +291,6 @@ def test_rejected_call_makes_no_attempt() -> None:
     assert ([0], [1]) == (rejected.ends.attempts, harness.ends.attempts)
 
 
-def test_start_returns_none_for_a_running_call() -> None:
-    """`start` returns None when an attempt was sent."""
-    harness = start_call(SUCCEEDS)
-
-    assert harness.caller.start(0.0) is None
-
-
 def test_a_breaker_that_opens_ends_the_call() -> None:
     """A call makes no further attempt after the failure that opens the breaker."""
     downstream = Downstream("there", breaker=Breaker(consecutive=2))
@@ -382,22 +316,6 @@ def test_limiter_delays_the_attempt() -> None:
 
     assert [(0.0, 4.0 + 0.25 + ROUND_TRIP, None)] == harness.run()
     assert [(4.0 + NETWORK_DELAY, 1)] == harness.node.requests
-
-
-def test_limiter_delays_the_deadline() -> None:
-    """A delayed attempt without a response ends one timeout after it was sent."""
-    downstream = Downstream("there", limiter=ScriptedLimiter(4.0, 0.0))
-    harness = start_call(None, SUCCEEDS, downstream=downstream, policy=steady_policy(timeout=1.0))
-
-    assert [(0.0, 4.0 + 1.0 + 1.0 + ROUND_TRIP, None)] == harness.run()
-
-
-def test_a_full_limiter_ends_the_call() -> None:
-    """A call that the limiter rejects fails."""
-    harness = start_call(SUCCEEDS, downstream=Downstream("there", limiter=ScriptedLimiter(None)))
-    harness.run()
-
-    assert (Reason.LIMIT, 0) == (harness.reason, harness.recorder.attempt_count)
 
 
 def test_limiter_is_released_once_per_attempt() -> None:

@@ -69,31 +69,6 @@ def start_call(
     return CallHarness(loop, node, recorder, ends, caller)
 
 
-def test_call_with_a_fast_response_sends_one_copy() -> None:
-    """A call that gets a response before the delay sends one copy."""
-    harness = start_call((0.25, SUCCESS), SUCCEEDS)
-
-    assert [(0.0, 0.25 + ROUND_TRIP, None)] == harness.run()
-    assert [(NETWORK_DELAY, 1)] == harness.node.requests
-    assert (1, 0) == (harness.recorder.attempt_count, summarize(harness.recorder).failures)
-
-
-def test_first_success_ends_the_call() -> None:
-    """The success of a faster second copy ends the call before the first copy has a response."""
-    harness = start_call((9.0, SUCCESS), (0.5, SUCCESS))
-
-    assert [(0.0, 1.0 + 0.5 + ROUND_TRIP, None)] == harness.run()
-    assert [(NETWORK_DELAY, 1), (1.0 + NETWORK_DELAY, 2)] == harness.node.requests
-    assert (2, 0) == (harness.recorder.attempt_count, summarize(harness.recorder).failures)
-
-
-def test_first_copy_may_succeed_first() -> None:
-    """The success of the first copy ends the call before the second copy has a response."""
-    harness = start_call((1.0, SUCCESS), (9.0, SUCCESS))
-
-    assert [(0.0, 1.0 + ROUND_TRIP, None)] == harness.run()
-
-
 def test_a_copy_is_sent_after_each_delay() -> None:
     """All allowed copies are sent, one delay after the other."""
     harness = start_call(None, None, SUCCEEDS, SUCCEEDS, hedging=Hedging(after=1.0, max_attempts=3))
@@ -104,33 +79,6 @@ def test_a_copy_is_sent_after_each_delay() -> None:
         (1.0 + NETWORK_DELAY, 2),
         (2.0 + NETWORK_DELAY, 3),
     ] == harness.node.requests
-
-
-def test_all_copies_are_sent_at_once_without_a_delay() -> None:
-    """A delay of 0 sends all copies at the start."""
-    harness = start_call(
-        (3.0, SUCCESS), (1.0, SUCCESS), (2.0, SUCCESS), hedging=Hedging(after=0.0, max_attempts=3)
-    )
-
-    assert [(0.0, 1.0 + ROUND_TRIP, None)] == harness.run()
-    assert [(NETWORK_DELAY, number) for number in (1, 2, 3)] == harness.node.requests
-
-
-def test_a_failure_sends_the_next_copy_at_once() -> None:
-    """After a failed copy the next one is sent without waiting."""
-    harness = start_call((0.25, REFUSED), SUCCEEDS, SUCCEEDS)
-
-    assert [(0.0, 0.25 + 2 * ROUND_TRIP, None)] == harness.run()
-    assert [(NETWORK_DELAY, 1), (0.25 + ROUND_TRIP + NETWORK_DELAY, 2)] == harness.node.requests
-    assert (2, 1) == (harness.recorder.attempt_count, summarize(harness.recorder).failures)
-
-
-def test_failure_of_one_copy_leaves_the_others_running() -> None:
-    """The call does not fail while another copy runs."""
-    harness = start_call((2.0, SUCCESS), FAILS)
-
-    assert [(0.0, 2.0 + ROUND_TRIP, None)] == harness.run()
-    assert 1 == summarize(harness.recorder).failures
 
 
 def test_call_fails_when_its_last_copy_fails() -> None:
@@ -178,14 +126,6 @@ def test_permanent_failure_ends_the_call_while_another_copy_runs() -> None:
 
     assert [1.0 + ROUND_TRIP] == [end.ended for end in harness.run()]
     assert Reason.PERMANENT is harness.reason
-
-
-def test_hedged_call_has_no_timeout() -> None:
-    """A hedged call without any response does not end."""
-    harness = start_call(None, None)
-
-    assert [] == harness.run()
-    assert 2 == harness.recorder.attempt_count
 
 
 def test_only_the_first_late_response_counts() -> None:
@@ -268,23 +208,6 @@ def test_open_breaker_ends_the_call_before_it_is_sent() -> None:
     assert Reason.BREAKER_OPEN is stop.reason
     assert [(0.0, 0.0, stop)] == harness.ends.ends
     assert (0, []) == (harness.recorder.attempt_count, harness.node.requests)
-
-
-def test_rejected_call_sends_no_copy() -> None:
-    """A hedged call that an open breaker rejects has 0 copies."""
-    downstream = Downstream("there", breaker=Breaker())
-    downstream.force("open")
-    harness = start_call(SUCCEEDS, downstream=downstream)
-    harness.run()
-
-    assert [0] == harness.ends.attempts
-
-
-def test_start_returns_none_for_a_running_call() -> None:
-    """`start` returns None when a copy was sent."""
-    harness = start_call(SUCCEEDS)
-
-    assert harness.caller.start(0.0) is None
 
 
 def test_breaker_that_opens_stops_further_copies() -> None:

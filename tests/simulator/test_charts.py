@@ -167,10 +167,6 @@ def test_trials_without_a_series_give_an_empty_chart() -> None:
     assert [] == only_chart(results_with_values(1.0, plot=SERIES)).panels
 
 
-def test_results_without_rows_give_an_empty_chart() -> None:
-    assert [] == only_chart(StudyResults(sample_study(plots=(BARS,)), 0, 1, [])).panels
-
-
 def test_description_has_all_values() -> None:
     """The text description of a chart has the name and the value of each variant."""
     description = only_chart(results_with_values(inf, 10.0)).description

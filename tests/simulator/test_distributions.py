@@ -113,21 +113,6 @@ def test_every_distribution_has_a_mean(distribution: Distribution, expected: flo
     assert pytest.approx(expected) == distribution.mean
 
 
-def test_fixed_does_not_use_the_random_source() -> None:
-    """Drawing a fixed value leaves the random source unchanged."""
-    source = Random(1)
-    draw = Fixed(0.125).sampler(source)
-
-    assert [0.125] * 3 == [draw() for _ in range(3)]
-    assert Random(1).random() == source.random()
-
-
-@pytest.mark.parametrize("distribution", [Lognormal(0.5, 0.0), Normal(0.5, 0.0), Uniform(0.5, 0.5)])
-def test_without_spread_all_draws_are_the_same(distribution: Distribution) -> None:
-    """A distribution without spread always draws the same value."""
-    assert {0.5} == set(draw_many(distribution, 10))
-
-
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=4), st.integers())
 def test_empirical_draws_are_measured_values(values: list[float], seed: int) -> None:
     """All draws are measured values, and every measured value is drawn."""

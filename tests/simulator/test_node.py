@@ -27,28 +27,11 @@ from tests.simulator.harness import (
 quarters = st.integers(0, 12).map(lambda number: number / 4)
 
 
-def test_unlimited_server_runs_all_requests_at_once() -> None:
-    """Without a concurrency limit each request takes its latency."""
-    _, node = make_leaf_node(Server(latency=Fixed(1.0)))
-
-    assert [1.0, 1.0, 1.5] == response_times(node, [0.0, 0.0, 0.5])
-    assert [3, 1, 0] == [node.load_at(now) for now in (0.5, 1.0, 1.5)]
-
-
 def test_one_worker_runs_one_request_at_a_time() -> None:
     """A request waits for the previous one, and a free worker starts at once."""
     _, node = make_leaf_node(Server(latency=Fixed(1.0), concurrency=1))
 
     assert [1.0, 2.0, 3.0, 6.0] == response_times(node, [0.0, 0.0, 0.5, 5.0])
-
-
-def test_two_workers_run_two_requests_at_a_time() -> None:
-    """With two workers, the third request starts when the first worker is free."""
-    _, node = make_leaf_node(
-        Server(latency=ScriptedDistribution(4.0, 1.0, 1.0, 1.0), concurrency=2)
-    )
-
-    assert [4.0, 1.0, 2.0, 3.0] == response_times(node, [0.0] * 4)
 
 
 def test_rate_limit_admits_a_number_of_requests_in_any_second() -> None:
@@ -241,14 +224,6 @@ def test_answered_requests_are_removed() -> None:
     assert [4_999, 5_000] == [response.number for response in requester.responses]
 
 
-def test_server_that_cannot_crash_stores_no_requests() -> None:
-    """A server that cannot drop requests does not store them."""
-    _, node = make_leaf_node(Server(latency=Fixed(1.0)))
-    response_times(node, [0.0] * 10)
-
-    assert [] == node._recent_requests
-
-
 # --- cold starts ---------------------------------------------------------------------------------
 
 
@@ -264,16 +239,6 @@ def test_restarted_server_is_cold_and_warms_up() -> None:
     assert [8.0, 12.0, 14.0, 16.0, 101.0] == response_times(node, [5.0, 10.0, 12.5, 15.0, 100.0])
 
 
-def test_server_is_cold_after_a_crash() -> None:
-    """After a crash the warm-up starts at the restart."""
-    server = Server(
-        latency=Fixed(1.0), crash_above=1, restart_after=4.0, warmup=4.0, cold_factor=2.0
-    )
-    _, node = make_leaf_node(server)
-
-    assert [1.0, "connection reset", 6.0, 9.0] == response_times(node, [0.0, 0.0, 4.0, 8.0])
-
-
 def test_cold_factor_is_that_of_the_start_of_work() -> None:
     """A queued request has the cold factor of the time when its work starts."""
     outage = Failure(end=5.0)
@@ -284,16 +249,6 @@ def test_cold_factor_is_that_of_the_start_of_work() -> None:
 
     # Work starts at 5, 8 and 10.4 s, after 0 %, 30 % and 54 % of the warm-up.
     assert pytest.approx([8.0, 10.4, 12.32]) == response_times(node, [5.0, 5.0, 5.0])
-
-
-def test_server_without_a_warmup_is_never_cold() -> None:
-    """Without a warm-up, `cold_factor` has no effect."""
-    loop, node = make_leaf_node(
-        Server(latency=Fixed(1.0), cold_factor=9.0, failures=(Failure(end=5.0),))
-    )
-    loop.run(5.0)
-
-    assert [6.0] == response_times(node, [5.0])
 
 
 @pytest.mark.parametrize("inner_first", [True, False])

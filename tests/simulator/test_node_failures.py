@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tarry.core.outcome import SUCCESS
 from tarry.simulator.distributions import Exponential, Fixed
 from tarry.simulator.event_loop import EventLoop
 from tarry.simulator.node import DROPPED, LeafNode
@@ -81,33 +80,6 @@ def test_refusal_drops_requests_in_progress() -> None:
 
     assert [ReceivedResponse(2.0, 3, DROPPED)] == requester.responses
     assert 0 == node.crash_count
-
-
-@pytest.mark.parametrize("kind", ["error", "hang"])
-def test_error_and_hang_do_not_affect_requests_in_progress(kind: str) -> None:
-    loop, node = make_leaf_node(failing_server(kind))
-    requester = RecordingRequester()
-    assert ReceivedResponse(2.5, 1, SUCCESS) == immediate_response(node, 1.5, requester)
-
-    loop.run(9.0)
-
-    assert [] == requester.responses
-
-
-def test_frozen_server_drops_all_requests_at_the_end() -> None:
-    """At the end of a freeze, its requests are dropped in the order of arrival."""
-    loop, node = make_leaf_node(failing_server("freeze"))
-    requester = RecordingRequester()
-    loop.run(2.0)
-    for number, now in enumerate([2.0, 3.0, 3.5], 1):
-        assert immediate_response(node, now, requester, number) is None
-
-    loop.run(4.0)
-    assert [] == requester.responses
-    loop.run(9.0)
-
-    assert [ReceivedResponse(4.0, number, DROPPED) for number in (1, 2, 3)] == requester.responses
-    assert [10.0] == response_times(node, [9.0])
 
 
 def test_freeze_includes_requests_in_progress() -> None:
@@ -212,33 +184,6 @@ def test_servers_have_separate_random_sources() -> None:
     assert (times[0], outcomes[0]) == (times[2], outcomes[2])
     assert set() == set(times[0]) & set(times[1])
     assert outcomes[0] != outcomes[1]
-
-
-def test_a_server_may_freeze_twice() -> None:
-    """Each freeze drops its own requests once."""
-    frozen = (Failure(end=1.0, kind="freeze"), Failure(start=2.0, end=3.0, kind="freeze"))
-    loop, node = make_leaf_node(Server(failures=frozen))
-    requester = RecordingRequester()
-    immediate_response(node, 0.0, requester, 1)
-    loop.run(2.0)
-    immediate_response(node, 2.0, requester, 2)
-    loop.run(9.0)
-
-    assert [
-        ReceivedResponse(1.0, 1, DROPPED),
-        ReceivedResponse(3.0, 2, DROPPED),
-    ] == requester.responses
-
-
-def test_server_that_hangs_never_responds() -> None:
-    """A request to a hanging server gets no response, even after the failure has ended."""
-    loop, node = make_leaf_node(failing_server("hang"))
-    requester = RecordingRequester()
-    assert immediate_response(node, 3.0, requester) is None
-
-    loop.run(100.0)
-
-    assert [] == requester.responses
 
 
 @pytest.mark.parametrize("kind", ["error", "refuse", "hang", "freeze"])

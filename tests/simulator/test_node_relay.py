@@ -236,17 +236,3 @@ def test_a_relay_may_crash_under_load() -> None:
     assert refused is not None
     assert "connection refused" == refused[1].detail
     assert relay.handle(3.0, requester, 4) is None
-
-
-def test_rejected_call_gives_an_immediate_response() -> None:
-    """If the breaker of the relay rejects the call, the relay responds at once."""
-    loop = EventLoop(0)
-    requester = RecordingRequester()
-    relay = RelayNode(
-        "relay", Server(calls="next"), loop, CallStartRecorder(lambda _: Stop(Reason.BREAKER_OPEN))
-    )
-    relay.handle(0.0, requester, 1)
-    loop.run(1.0)
-
-    assert [ReceivedResponse(0.0, 1, UNAVAILABLE_RETRIED)] == requester.responses
-    assert 0 == relay.load_at(1.0)

@@ -14,7 +14,6 @@ from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import Exponential, Fixed
 from tarry.simulator.scenario import (
-    ARRIVAL_KINDS,
     FAILURE_KINDS,
     Clients,
     Failure,
@@ -244,11 +243,6 @@ def test_smallest_values_are_accepted() -> None:
     single_server(failure_rate=0.0)
 
 
-@pytest.mark.parametrize("arrivals", ARRIVAL_KINDS)
-def test_every_kind_of_arrivals_is_accepted(arrivals: str) -> None:
-    assert arrivals == Clients(arrivals=arrivals).arrivals
-
-
 @pytest.mark.parametrize("kind", FAILURE_KINDS)
 def test_every_kind_of_failure_is_accepted(kind: str) -> None:
     """Each kind of failure is accepted, and applies to all requests from the start by default."""
@@ -280,10 +274,6 @@ def test_circle_off_the_path_is_accepted() -> None:
     servers = {"server": Server(), "a": Server(calls="b"), "b": Server(calls="a")}
 
     assert ["server"] == Scenario(servers=servers).path()
-
-
-def test_no_disruption_without_failures_and_surges() -> None:
-    assert single_server().disruption() is None
 
 
 def test_disruption_lasts_from_the_first_to_the_last_failure_or_surge() -> None:
