@@ -1,7 +1,7 @@
 """Records by owner, kind and key: implements `tarry.service.store.RecordStore`.
 
-The records of the service are in the first partition. Those of a tenant and its lanes are in the
-partition of the tenant.
+The records of a tenant and its lanes are in the partition of the tenant. Those of the service have
+no owner; the partition of the empty name is always `GLOBAL_PARTITION`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tarry.service.store import MAX_LISTED_RECORDS, MAX_PAGE_BYTES, StoredRecord
 from tarry.service.stores.redis.codec import split_rows, to_raw
-from tarry.service.stores.redis.partitions import GLOBAL_PARTITION, gather, tenant_of
+from tarry.service.stores.redis.partitions import GLOBAL_PARTITION, tenant_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,28 +20,27 @@ if TYPE_CHECKING:
 
 
 def _partition_of(partitions: Partitions, owner: str) -> int:
-    return partitions.partition_of(tenant_of(owner)) if owner else GLOBAL_PARTITION
+    return partitions.partition_of(tenant_of(owner))
 
 
 async def read_records(
     partitions: Partitions, addresses: Sequence[RecordAddress]
 ) -> tuple[int, list[StoredRecord | None]]:
     """Return the time, and each record or None, in the order of the addresses."""
-    positions_by_partition: dict[int, list[int]] = {}
-    for position, address in enumerate(addresses):
-        partition = _partition_of(partitions, address.owner)
-        positions_by_partition.setdefault(partition, []).append(position)
-    replies = await gather(
-        _run(partitions, partition, "read", [addresses[position] for position in positions])
-        for partition, positions in (positions_by_partition or {GLOBAL_PARTITION: []}).items()
-    )
-    records: list[StoredRecord | None] = [None] * len(addresses)
-    for positions, (_, *fields) in zip(positions_by_partition.values(), replies, strict=False):
-        for position, values in zip(positions, split_rows(fields, 4), strict=True):
-            records[position] = _to_record(
-                addresses[position].owner, addresses[position].kind, values
-            )
-    return max(reply[0] for reply in replies), records
+    times: list[int] = []
+
+    async def read_on(partition: int, group: list[RecordAddress]) -> list[StoredRecord | None]:
+        now, *fields = await _run(partitions, partition, "read", group)
+        times.append(now)
+        rows = split_rows(fields, 4)
+        return [
+            _to_record(each.owner, each.kind, row) for each, row in zip(group, rows, strict=True)
+        ]
+
+    if not addresses:  # only the time is read
+        return (await _run(partitions, GLOBAL_PARTITION, "read", []))[0], []
+    records = await partitions.map_in_groups(addresses, lambda each: tenant_of(each.owner), read_on)
+    return max(times), records
 
 
 async def list_records(
