@@ -40,7 +40,7 @@ that it is *half-open*: only a few tasks, the probes, are leased at a time, unti
 from __future__ import annotations
 
 from enum import StrEnum
-from math import ceil, exp
+from math import exp
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -74,16 +74,8 @@ MAX_LISTED_RECORDS = 1_000
 """The number of records that `RecordStore.list_records` returns by default."""
 POLICY_RETENTION_MS = 86_400_000
 """How long a replaced version of a policy is kept although no task refers to it."""
-MAX_REPLAY_LAG_MS = 1000
-"""A replay that is behind its rate catches up on at most this much time."""
-REPLAY_QUOTA_PAUSE_MS = 1000
-"""The pause of a replay whose tenant has as many live tasks as its quota allows."""
 BUDGET_DECAY_MS = 10_000
 """The value of a retry budget decays to 1/e in this time, see `Store.add_to_budgets`."""
-MAX_REPLAY_PAUSE_MS = 1e12
-"""About thirty years: a longer pause, due to a tiny rate, could overflow an integer column."""
-MIN_REPLAY_COUNT_INTERVAL_MS, MAX_REPLAY_COUNT_INTERVAL_MS = 1_000, 30_000
-"""Limits of the interval between two counts of finished tasks, if a replay waits for its tasks."""
 
 
 def decay_budget(value: float, elapsed_ms: float) -> float:
@@ -381,20 +373,6 @@ class Retention(msgspec.Struct, frozen=True):
 
     succeeded_ms: int  # also for cancelled tasks
     exhausted_ms: int
-
-
-def next_replay_step_at(replay: ReplayRecord, task_count: int, now: int) -> int:
-    """Return when the next step of a replay is due; the last step replayed `task_count` tasks."""
-    if replay.rate <= 0:
-        return now
-    pause = min(task_count * 1000 / replay.rate, MAX_REPLAY_PAUSE_MS)
-    return max(replay.next_at, now - MAX_REPLAY_LAG_MS) + ceil(pause)
-
-
-def next_replay_count_at(replay: ReplayRecord, now: int) -> int:
-    """Return when a replay counts its finished tasks again: after a tenth of its age."""
-    interval = max((now - replay.created_at) // 10, MIN_REPLAY_COUNT_INTERVAL_MS)
-    return now + min(interval, MAX_REPLAY_COUNT_INTERVAL_MS)
 
 
 class DeletedPolicy(msgspec.Struct, frozen=True, gc=False):
@@ -827,10 +805,10 @@ class TaskStore(Protocol):
         has made this step, and nothing is changed. `next_cursor` is the cursor of the next page;
         None: all dead letters were replayed. After n replayed tasks the next step is due n / rate
         seconds later, counted from the due time of this step. So a replay that is behind catches
-        up, on at most `MAX_REPLAY_LAG_MS`.
+        up, on at most `rules.replays.MAX_REPLAY_LAG_MS`.
 
         `quota` limits the live tasks of the tenant. If only some of the tasks can be replayed, or
-        none, the replay continues with the others after `REPLAY_QUOTA_PAUSE_MS`.
+        none, the replay continues with the others after `rules.replays.REPLAY_QUOTA_PAUSE_MS`.
 
         Each step also counts replayed tasks that have finished since the last step. The replay is
         done when all have finished. A task that was deleted is counted as `DELETED`.

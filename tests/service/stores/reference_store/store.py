@@ -21,12 +21,16 @@ from tarry.service.model import (
     Status,
     Task,
 )
+from tarry.service.rules.replays import (
+    REPLAY_QUOTA_PAUSE_MS,
+    next_replay_count_at,
+    next_replay_step_at,
+)
 from tarry.service.store import (
     MAX_BUSIEST_LANES,
     MAX_LISTED_RECORDS,
     MAX_PAGE_BYTES,
     PROCESS_KIND,
-    REPLAY_QUOTA_PAUSE_MS,
     AddResult,
     AddStatus,
     AttemptsOfMinute,
@@ -53,8 +57,6 @@ from tarry.service.store import (
     SweepResult,
     TaskResult,
     decay_budget,
-    next_replay_count_at,
-    next_replay_step_at,
     select_due_lanes,
 )
 from tarry.wire.tasks import DownstreamLimits

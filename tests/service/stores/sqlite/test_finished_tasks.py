@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tarry.service.model import ReplayRecord, Status
+from tarry.service.rules import replays as rules
 from tarry.service.store import NewTask, Retention, StoredTaskFilter, SweepResult
 from tarry.service.stores.sqlite import add, finished_tasks, transitions
 from tarry.service.stores.sqlite.queries import SELECT_TASK, decode_task
@@ -68,7 +69,7 @@ async def test_finished_tasks_of_a_replay_are_counted_in_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step reads a limited number of tasks; tasks behind unfinished ones are counted, too."""
-    monkeypatch.setattr(finished_tasks, "MAX_COUNTED_TASKS", 2)
+    monkeypatch.setattr(rules, "MAX_COUNTED_TASKS", 2)
 
     async with open_store(tmp_path / "tasks.db") as store:
         clock = store.database._clock

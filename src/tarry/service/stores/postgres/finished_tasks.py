@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from tarry.service.model import Status
+from tarry.service.rules import replays as rules
 from tarry.service.store import (
     POLICY_RETENTION_MS,
-    REPLAY_QUOTA_PAUSE_MS,
     SweepResult,
-    next_replay_count_at,
-    next_replay_step_at,
 )
 from tarry.service.stores.postgres.constants import CANCELLED, EXHAUSTED, SUCCEEDED
 from tarry.service.stores.postgres.records import remove_expired_records
@@ -31,9 +27,6 @@ if TYPE_CHECKING:
     from tarry.service.store import Retention
     from tarry.service.stores.postgres.database import Database, Transaction
 
-_MAX_LISTED_REPLAYS = 100
-MAX_COUNTED_TASKS = 500
-"""Maximum number of replayed tasks that one step reads to find finished ones."""
 _MAX_TENANTS_WITH_REPLAYS = 1_000
 _DAY_MS = 86_400_000
 _FIRST_ID = "00000000-0000-0000-0000-000000000000"
@@ -52,7 +45,7 @@ _REPLAYED_TASKS = f"""
 SELECT r.task, k.seq IS NOT NULL AND f.status IS NULL,
     CASE WHEN k.seq IS NOT NULL THEN f.status END
 FROM (SELECT * FROM tarry.replay_task WHERE replay = $1 AND task > $2
-    ORDER BY task LIMIT {MAX_COUNTED_TASKS}) AS r
+    ORDER BY task LIMIT {rules.MAX_COUNTED_TASKS}) AS r
 LEFT JOIN tarry.task_key AS k ON k.id = r.task
 LEFT JOIN tarry.finished AS f
     ON f.tenant = k.tenant AND f.status IN ({SUCCEEDED}, {EXHAUSTED}, {CANCELLED}) AND f.seq = k.seq
@@ -155,10 +148,7 @@ async def start_replay(database: Database, replay: ReplayRecord, now: int | None
 
     async def write(tx: Transaction) -> ReplayRecord:
         time = await tx.fetch_value("SELECT tarry.now_1($1)", now)
-        new = msgspec.structs.replace(replay, created_at=time, next_at=time, replayed=0)
-        new.before = min(replay.before or time, time)
-        new.status, new.cursor, new.finished_at = "running", None, None
-        new.unfinished, new.finished, new.count_cursor = 0, {}, None
+        new = rules.start_replay(replay, time)
         names = (encode_text(replay.id), encode_text(replay.tenant))
         await tx.fetch(_INSERT_REPLAY, *names, time, encode(new))
         job = await tx.fetch_value(_FIND_REPLAY, names[0])
@@ -183,7 +173,7 @@ async def list_replays(
     order = "next_at, id" if running else "created_at DESC, id DESC"
     statement = (
         f"SELECT job FROM tarry.replay WHERE {' AND '.join(conditions)} "
-        f"ORDER BY {order} LIMIT {_MAX_LISTED_REPLAYS}"
+        f"ORDER BY {order} LIMIT {rules.MAX_LISTED_REPLAYS}"
     )
     parameters = () if tenant is None else (encode_optional(tenant),)
     return [decode_replay(row[0]) for row in await database.fetch(statement, *parameters)]
@@ -204,18 +194,11 @@ async def replay_step(
         time = await tx.fetch_value("SELECT tarry.now_1($1)", now)
         job = await tx.fetch_value(f"{_FIND_REPLAY} FOR UPDATE", encode_text(replay_id))
         replay = None if job is None else decode_replay(job)
-        if replay is None or not replay.needs_steps or replay.next_at > time:
+        if replay is None or not rules.is_step_due(replay, cursor, time):
             return replay
         if replay.status == "running":
-            if replay.cursor != cursor:  # this step has been done already
-                return replay
             await _replay_tasks(tx, replay, task_ids, next_cursor, quota, time)
-        await _count_finished_tasks(tx, replay)
-        if replay.status != "running":
-            is_complete_pass = replay.count_cursor is None
-            replay.next_at = next_replay_count_at(replay, time) if is_complete_pass else time
-        if replay.status == "waiting" and not replay.unfinished:
-            replay.status, replay.finished_at = "done", time
+        await _end_step(tx, replay, time)
         await _update_replay(tx, replay)
         return replay
 
@@ -231,43 +214,38 @@ async def _replay_tasks(
     now: int,
 ) -> None:
     tenant, seqs, ids = await _find_dead_letters(tx, replay.tenant, task_ids)
-    allowed = len(seqs)
+    live_count = 0
     if quota is not None and seqs:
         statement = "SELECT tarry.lock_quota_1($1, $2, $3)"
-        live = await tx.fetch_value(statement, tenant, min(allowed, quota + 1), quota)
-        allowed = max(0, min(allowed, quota - live))
-    if allowed:
+        live_count = await tx.fetch_value(statement, tenant, min(len(seqs), quota + 1), quota)
+    allowed_count = rules.count_allowed_tasks(len(seqs), quota, live_count)
+    replayed: set[int] = set()
+    added: list[object] = []
+    if allowed_count:
         statement = f"SELECT tarry.replay_1($1, $2, ARRAY[{EXHAUSTED}]::smallint[], $3)"
-        replayed = set(await tx.fetch_value(statement, tenant, seqs[:allowed], now))
+        replayed = set(await tx.fetch_value(statement, tenant, seqs[:allowed_count], now))
         replayed_ids = [id_ for seq, id_ in zip(seqs, ids, strict=True) if seq in replayed]
         added = await tx.fetch(_ADD_REPLAYED_TASKS, encode_text(replay.id), replayed_ids)
-        replay.unfinished += len(added)
-        replay.replayed += len(replayed)
-    replay.next_at = next_replay_step_at(replay, allowed, now)
-    if allowed < len(seqs):
-        replay.next_at = max(replay.next_at, now + REPLAY_QUOTA_PAUSE_MS)
-        if allowed:
-            replay.cursor = str(seqs[allowed - 1])
-    elif next_cursor is None:
-        replay.status = "waiting"
-    else:
-        replay.cursor = next_cursor
+    rules.add_replayed_tasks(
+        replay,
+        seqs,
+        allowed_count,
+        replayed_count=len(replayed),
+        added_count=len(added),
+        next_cursor=next_cursor,
+        now=now,
+    )
 
 
-async def _count_finished_tasks(tx: Transaction, replay: ReplayRecord) -> None:
-    """Count the replayed tasks that have finished; reads at most `MAX_COUNTED_TASKS` tasks."""
+async def _end_step(tx: Transaction, replay: ReplayRecord, now: int) -> None:
     after = replay.count_cursor or _FIRST_ID
     rows = await tx.fetch(_REPLAYED_TASKS, encode_text(replay.id), after)
-    finished = [(task_id, status) for task_id, is_live, status in rows if not is_live]
-    for _, status in finished:
-        name = "DELETED" if status is None else Status(status).name
-        replay.finished[name] = replay.finished.get(name, 0) + 1
-        replay.unfinished -= 1
+    finished = {task_id: status for task_id, is_live, status in rows if not is_live}
     if finished:
-        ids = [task_id for task_id, _ in finished]
-        await tx.fetch(_DELETE_REPLAYED_TASKS, encode_text(replay.id), ids)
-    # The next step continues after the last row, or starts again.
-    replay.count_cursor = str(rows[-1][0]) if len(rows) == MAX_COUNTED_TASKS else None
+        await tx.fetch(_DELETE_REPLAYED_TASKS, encode_text(replay.id), list(finished))
+    statuses = [None if status is None else Status(status) for status in finished.values()]
+    last_id = str(rows[-1][0]) if rows else None
+    rules.end_step(replay, statuses, len(rows), last_id, now)
 
 
 async def cancel_replay(
@@ -281,26 +259,15 @@ async def cancel_replay(
         replay = None if job is None else decode_replay(job)
         if replay is None or replay.tenant != tenant:
             return None
-        if replay.status in {"running", "waiting"}:
-            replay.status, replay.finished_at, replay.next_at = "cancelled", time, time
+        if rules.cancel_replay(replay, time):
             await _update_replay(tx, replay)
         return replay
 
     return await database.transact(cancel)
 
 
-def replay_columns(replay: ReplayRecord) -> tuple[int, int]:
-    """Return the columns `running` and `next_at` of a replay."""
-    next_at = replay.next_at
-    if not replay.needs_steps and replay.finished_at is not None:
-        next_at = replay.finished_at  # for retention
-    # 1: replays dead letters, 2: only counts finished tasks, 0: needs no more steps
-    running = 1 if replay.status == "running" else 2 if replay.unfinished else 0
-    return running, next_at
-
-
 async def _update_replay(tx: Transaction, replay: ReplayRecord) -> None:
-    columns = replay_columns(replay)
+    columns = rules.replay_columns(replay)
     await tx.fetch(_UPDATE_REPLAY, *columns, encode(replay), encode_text(replay.id))
 
 

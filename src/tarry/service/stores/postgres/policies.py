@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace as copy_with
-
 from tarry.service.model import PolicyVersion
+from tarry.service.rules.policies import is_written, write_policy
 from tarry.service.store import MAX_PAGE_BYTES, PolicyWriteStatus, RecordPage
 from tarry.service.stores.postgres.rows import decode_row, encode_text
 
@@ -39,6 +38,11 @@ WITH RECURSIVE newest AS (
 SELECT n.name, p.id, p.version, p.document, p.created_at
 FROM newest AS p JOIN tarry.tenant AS n ON n.id = p.tenant ORDER BY p.number
 """
+_COUNT_VERSIONS = """
+SELECT (SELECT count(*) FROM tarry.policy WHERE tenant = $1), coalesce((
+    SELECT deleted_version FROM tarry.policy_use WHERE tenant = $1 AND policy = $2
+    ORDER BY generation DESC LIMIT 1), 0)
+"""
 _LAST_DELETED_VERSION = """
 INSERT INTO tarry.policy_use AS u (tenant, policy) VALUES ($1, $2)
 ON CONFLICT (tenant, policy) DO UPDATE SET tenant = excluded.tenant
@@ -70,27 +74,27 @@ async def put_policy(
     async def write(tx: Transaction) -> tuple[PolicyWriteStatus, PolicyVersion]:
         await tx.fetch(_LOCK, _POLICY_LOCK, name)
         newest = _decode_policy(await tx.fetch_row(_NEWEST_VERSION, name, policy_id))
-        if newest is not None:
-            if newest.document == policy.document:
-                return PolicyWriteStatus.UNCHANGED, newest
-            if not replace:
-                return PolicyWriteStatus.CONFLICT, newest
         tenant, time = await tx.fetch_row(_TENANT_ID, name, now)
-        if quota is not None:
-            count = "SELECT count(*) FROM tarry.policy WHERE tenant = $1"
-            if await tx.fetch_value(count, tenant) >= quota:
-                return PolicyWriteStatus.OVER_QUOTA, newest or policy
-        if newest is not None:
-            last_version = newest.version
-            await tx.fetch(_MARK_REPLACED, time, tenant, policy_id, last_version)
-        else:
-            # The numbers of a deleted policy are not reused: a task may refer to a version.
-            use_id, last_version = await tx.fetch_row(_LAST_DELETED_VERSION, tenant, policy_id)
-            reset = "UPDATE tarry.policy_use SET deleted_version = 0 WHERE id = $1"
-            await tx.fetch(reset, use_id)
-        new = copy_with(policy, version=last_version + 1, created_at=time)
-        await tx.fetch(_INSERT_POLICY, tenant, policy_id, new.version, new.document, time)
-        return PolicyWriteStatus.CREATED if newest is None else PolicyWriteStatus.REPLACED, new
+        version_count, deleted_version = await tx.fetch_row(_COUNT_VERSIONS, tenant, policy_id)
+        status, version = write_policy(
+            policy,
+            newest,
+            replace=replace,
+            version_count=version_count,
+            quota=quota,
+            deleted_version=deleted_version,
+            now=time,
+        )
+        if is_written(status):
+            if newest is None:
+                use_id, _ = await tx.fetch_row(_LAST_DELETED_VERSION, tenant, policy_id)
+                reset = "UPDATE tarry.policy_use SET deleted_version = 0 WHERE id = $1"
+                await tx.fetch(reset, use_id)
+            else:
+                await tx.fetch(_MARK_REPLACED, time, tenant, policy_id, newest.version)
+            values = (version.version, version.document, version.created_at)
+            await tx.fetch(_INSERT_POLICY, tenant, policy_id, *values)
+        return status, version
 
     return await database.transact(write)
 

@@ -12,6 +12,7 @@ from tarry.service.model import (
     Status,
     Task,
 )
+from tarry.service.rules.replays import replay_columns
 from tarry.service.store import (
     MAX_PAGE_BYTES,
     DeletedPolicy,
@@ -30,7 +31,6 @@ from tarry.service.stores.postgres.constants import (
     SEQ_DAY_BITS,
     TASK_JOINS,
 )
-from tarry.service.stores.postgres.finished_tasks import replay_columns
 from tarry.service.stores.postgres.rows import (
     FINISHED_COLUMNS,
     FINISHED_STATUSES,

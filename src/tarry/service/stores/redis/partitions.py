@@ -42,6 +42,8 @@ class Partitions:
 
     def __init__(self, connection: RedisConnection) -> None:
         self.connection = connection
+        self.replay_partitions: dict[str, int] = {}
+        """The partitions of known replays that need steps, because a step has no tenant."""
 
     @property
     def partition_count(self) -> int:

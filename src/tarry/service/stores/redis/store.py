@@ -12,13 +12,22 @@ from typing import TYPE_CHECKING
 
 from tarry.service.store import PROCESS_KIND
 from tarry.service.store_url import redact_store_url
-from tarry.service.stores.redis import lanes, queries, records, retention, transfer, transitions
+from tarry.service.stores.redis import (
+    lanes,
+    policies,
+    queries,
+    records,
+    replays,
+    retention,
+    transfer,
+    transitions,
+)
 from tarry.service.stores.redis.claim import ClaimMerger
-from tarry.service.stores.redis.cold_records import ColdRecords
 from tarry.service.stores.redis.connection import RedisConnection
+from tarry.service.stores.redis.leader import LeaderLease
 from tarry.service.stores.redis.listener import WakeupListener
 from tarry.service.stores.redis.opening import StoreOpener
-from tarry.service.stores.redis.partitions import raise_loss, select_available
+from tarry.service.stores.redis.partitions import Partitions, raise_loss, select_available
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,7 +36,7 @@ if TYPE_CHECKING:
     from tarry.service.store import ClaimResult, LeaseTerms, RecordChange, Retention, SweepResult
 
 
-class RedisTaskStore(ColdRecords):
+class RedisTaskStore(Partitions):
     """A store at a URL such as `redis://host:6379/0` or `redis+cluster://host:6379`.
 
     `clock` returns epoch milliseconds, for tests; the default is the clock of the server. If
@@ -52,6 +61,7 @@ class RedisTaskStore(ColdRecords):
         )
         self._claims = ClaimMerger(self)
         self._sweeper = retention.Sweeper(self)
+        self._leader = LeaderLease(self)
         self._listener: WakeupListener | None = None
 
     async def open(self) -> None:
@@ -68,7 +78,7 @@ class RedisTaskStore(ColdRecords):
         listener, self._listener = self._listener, None
         if listener is not None:
             await listener.close()
-        await self.stop_leading()
+        await self._leader.release()
         await self.connection.close()
 
     async def ping(self, partition: int | None = None) -> int:
@@ -83,6 +93,9 @@ class RedisTaskStore(ColdRecords):
     def listen(self, callback: Callable[[], None]) -> None:
         self._listener = WakeupListener(self, callback)
         self._listener.start()
+
+    async def try_lead(self) -> bool:
+        return await self._leader.try_lead()
 
     async def has_other_processes(self) -> bool | None:
         return None
@@ -134,6 +147,18 @@ class RedisTaskStore(ColdRecords):
     get_lane = lanes.get_lane
     list_lanes = lanes.list_lanes
 
+    # --- policies and replays ---------------------------------------------------------------------
+
+    put_policy = policies.put_policy
+    get_policy = policies.get_policy
+    list_policies = policies.list_policies
+    delete_policy = policies.delete_policy
+    start_replay = replays.start_replay
+    get_replay = replays.get_replay
+    list_replays = replays.list_replays
+    replay_step = replays.replay_step
+    cancel_replay = replays.cancel_replay
+
     # --- records ----------------------------------------------------------------------------------
 
     read_records = records.read_records
@@ -142,7 +167,7 @@ class RedisTaskStore(ColdRecords):
     async def write_records(self, changes: Sequence[RecordChange]) -> bool:
         is_written = await records.write_records(self, changes)
         if any(change.kind == PROCESS_KIND for change in changes):
-            await self.keep_leading()
+            await self._leader.renew()
         return is_written
 
     # --- retention and transfer -------------------------------------------------------------------

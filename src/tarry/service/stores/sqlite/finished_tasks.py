@@ -10,16 +10,12 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from tarry.service.model import ReplayRecord, Status
+from tarry.service.rules import replays as rules
 from tarry.service.store import (
     POLICY_RETENTION_MS,
-    REPLAY_QUOTA_PAUSE_MS,
     Retention,
     SweepResult,
-    next_replay_count_at,
-    next_replay_step_at,
 )
 from tarry.service.stores.records import decode_replay, encode
 from tarry.service.stores.sqlite.operations import write_operation
@@ -45,13 +41,12 @@ if TYPE_CHECKING:
         TaskRowIds,
     )
 
-_MAX_LISTED_REPLAYS = 100
 _READ_DEAD_LETTER = f"""
 SELECT seq, tenant, lane, policy FROM state
 WHERE seq = (SELECT seq FROM task WHERE id = ?) AND tenant = ? AND status = {EXHAUSTED}
 """
 _INSERT_REPLAY = """
-INSERT INTO replay (id, tenant, created_at, next_at, running, job) VALUES (?, ?, ?, ?, 1, ?)
+INSERT INTO replay (id, tenant, created_at, running, next_at, job) VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT DO NOTHING
 """
 _ADD_REPLAYED_TASK = "INSERT OR IGNORE INTO replay_task VALUES (?, ?)"
@@ -61,8 +56,6 @@ LEFT JOIN task AS t ON t.id = r.task LEFT JOIN state AS s ON s.seq = t.seq
 WHERE r.replay = ? AND r.task > ? ORDER BY r.task LIMIT ?
 """
 _DELETE_REPLAYED_TASK = "DELETE FROM replay_task WHERE replay = ? AND task = ?"
-MAX_COUNTED_TASKS = 500
-"""Maximum number of replayed tasks that one step reads to find finished ones."""
 _UPDATE_REPLAY = "UPDATE replay SET running = ?, next_at = ?, job = ? WHERE id = ?"
 _OLD_TASKS = """
 SELECT seq, tenant, lane, policy, status FROM state
@@ -135,13 +128,8 @@ def _find_dead_letters(
 @write_operation
 def start_replay(tx: WriteTransaction, replay: ReplayRecord) -> ReplayRecord:
     """Store a replay and return it; if its id is stored already, return the stored replay."""
-    now = tx.now
-    new = msgspec.structs.replace(replay, created_at=now, next_at=now, replayed=0)
-    new.before = min(replay.before or now, now)
-    new.status, new.cursor, new.finished_at = "running", None, None
-    new.unfinished, new.finished, new.count_cursor = 0, {}, None
-    tx.execute(_INSERT_REPLAY, (replay.id, replay.tenant, now, now, encode(new)))
-    return find_replay(tx, replay.id) or new
+    insert_replay(tx, rules.start_replay(replay, tx.now))
+    return find_replay(tx, replay.id) or replay
 
 
 def get_replay(tx: ReadTransaction, tenant: str, replay_id: str) -> ReplayRecord | None:
@@ -166,7 +154,7 @@ def list_replays(
         order = "next_at, id"
     else:
         source, order = f"replay WHERE true {tenant_condition}", "created_at DESC, id DESC"
-    statement = f"SELECT job FROM {source} ORDER BY {order} LIMIT {_MAX_LISTED_REPLAYS}"
+    statement = f"SELECT job FROM {source} ORDER BY {order} LIMIT {rules.MAX_LISTED_REPLAYS}"
     rows = tx.execute(statement, () if tenant is None else (tenant,))
     return [decode_replay(job) for (job,) in rows]
 
@@ -181,81 +169,72 @@ def replay_step(
     quota: int | None,
 ) -> ReplayRecord | None:
     """Replay dead letters and count finished tasks, if the replay is due; see `Store`."""
-    replay, now = find_replay(tx, replay_id), tx.now
-    if replay is None or not replay.needs_steps or replay.next_at > now:
+    replay = find_replay(tx, replay_id)
+    if replay is None or not rules.is_step_due(replay, cursor, tx.now):
         return replay
     if replay.status == "running":
-        if replay.cursor != cursor:  # this step has been done already
-            return replay
-        dead_letters = list(_find_dead_letters(tx, replay.tenant, task_ids).items())
-        allowed = len(dead_letters)
-        if quota is not None and dead_letters:
-            free = quota - tx.count_live_tasks(tx.names.tenant_id(replay.tenant))
-            allowed = max(0, min(allowed, free))
-        for packed_id, ids in dead_letters[:allowed]:
-            replay_task(tx, ids, EXHAUSTED)
-            replay.unfinished += tx.execute(_ADD_REPLAYED_TASK, (replay.id, packed_id)).rowcount
-        replay.replayed += allowed
-        replay.next_at = next_replay_step_at(replay, allowed, now)
-        if allowed < len(dead_letters):
-            replay.next_at = max(replay.next_at, now + REPLAY_QUOTA_PAUSE_MS)
-            if allowed:
-                replay.cursor = str(dead_letters[allowed - 1][1][0])  # `seq` of the last one
-        elif next_cursor is None:
-            replay.status = "waiting"
-        else:
-            replay.cursor = next_cursor
-    _count_finished_tasks(tx, replay)
-    if replay.status != "running":
-        is_complete_pass = replay.count_cursor is None
-        replay.next_at = next_replay_count_at(replay, now) if is_complete_pass else now
-    if replay.status == "waiting" and not replay.unfinished:
-        replay.status, replay.finished_at = "done", now
-    update_replay(tx, replay)
+        _replay_tasks(tx, replay, task_ids, next_cursor, quota)
+    _end_step(tx, replay)
+    _update_replay(tx, replay)
     return replay
 
 
-def _count_finished_tasks(tx: WriteTransaction, replay: ReplayRecord) -> None:
-    """Count the replayed tasks that have finished; reads at most `MAX_COUNTED_TASKS` tasks."""
+def _replay_tasks(
+    tx: WriteTransaction,
+    replay: ReplayRecord,
+    task_ids: Sequence[str],
+    next_cursor: str | None,
+    quota: int | None,
+) -> None:
+    dead_letters = _find_dead_letters(tx, replay.tenant, task_ids)
+    live_count = tx.count_live_tasks(tx.names.tenant_id(replay.tenant))
+    allowed_count = rules.count_allowed_tasks(len(dead_letters), quota, live_count)
+    added_count = 0
+    for packed_id, ids in list(dead_letters.items())[:allowed_count]:
+        replay_task(tx, ids, EXHAUSTED)
+        added_count += tx.execute(_ADD_REPLAYED_TASK, (replay.id, packed_id)).rowcount
+    rules.add_replayed_tasks(
+        replay,
+        [ids[0] for ids in dead_letters.values()],  # `seq`
+        allowed_count,
+        replayed_count=allowed_count,
+        added_count=added_count,
+        next_cursor=next_cursor,
+        now=tx.now,
+    )
+
+
+def _end_step(tx: WriteTransaction, replay: ReplayRecord) -> None:
     after = b"" if replay.count_cursor is None else pack_id(replay.count_cursor)
-    parameters = (replay.id, after, MAX_COUNTED_TASKS)
-    rows = tx.execute(_REPLAYED_TASKS, parameters).fetchall()
-    for packed_id, seq, status in rows:
-        if seq is not None and not Status(status).is_finished:
-            continue
-        name = "DELETED" if seq is None else Status(status).name
-        replay.finished[name] = replay.finished.get(name, 0) + 1
-        replay.unfinished -= 1
-        tx.execute(_DELETE_REPLAYED_TASK, (replay.id, packed_id))
-    # The next step continues after the last row, or starts again.
-    replay.count_cursor = unpack_id(rows[-1][0]) if len(rows) == MAX_COUNTED_TASKS else None
+    rows = tx.execute(_REPLAYED_TASKS, (replay.id, after, rules.MAX_COUNTED_TASKS)).fetchall()
+    finished: list[Status | None] = []
+    for packed_id, seq, number in rows:
+        status = None if seq is None else Status(number)
+        if status is None or status.is_finished:
+            finished.append(status)
+            tx.execute(_DELETE_REPLAYED_TASK, (replay.id, packed_id))
+    last_id = unpack_id(rows[-1][0]) if rows else None
+    rules.end_step(replay, finished, len(rows), last_id, tx.now)
 
 
 @write_operation
 def cancel_replay(tx: WriteTransaction, tenant: str, replay_id: str) -> ReplayRecord | None:
     """End a replay; see `Store.cancel_replay`."""
     replay = get_replay(tx, tenant, replay_id)
-    if replay is not None and replay.status in {"running", "waiting"}:
-        replay.status, replay.finished_at, replay.next_at = "cancelled", tx.now, tx.now
-        update_replay(tx, replay)
+    if replay is not None and rules.cancel_replay(replay, tx.now):
+        _update_replay(tx, replay)
     return replay
 
 
 def insert_replay(tx: WriteTransaction, replay: ReplayRecord) -> None:
     """Store a replay as it is, unless its id is stored already."""
-    row = (replay.id, replay.tenant, replay.created_at, replay.next_at, encode(replay))
-    if tx.execute(_INSERT_REPLAY, row).rowcount:
-        update_replay(tx, replay)
+    row = (replay.id, replay.tenant, replay.created_at, *rules.replay_columns(replay))
+    tx.execute(_INSERT_REPLAY, (*row, encode(replay)))
 
 
-def update_replay(tx: WriteTransaction, replay: ReplayRecord) -> None:
-    """Store the progress of a replay."""
-    next_at = replay.next_at
-    if not replay.needs_steps and replay.finished_at is not None:
-        next_at = replay.finished_at  # for retention
-    # 1: replays dead letters, 2: only counts finished tasks, 0: needs no more steps
-    running = 1 if replay.status == "running" else 2 if replay.unfinished else 0
-    tx.execute(_UPDATE_REPLAY, (running, next_at, encode(replay), replay.id))
+def _update_replay(tx: WriteTransaction, replay: ReplayRecord) -> None:
+    columns = rules.replay_columns(replay)
+    tx.execute(_UPDATE_REPLAY, (*columns, encode(replay), replay.id))
 
 
 @write_operation

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace as copy_with
-
 from tarry.service.model import PolicyVersion
+from tarry.service.rules.policies import is_written, write_policy
 from tarry.service.store import MAX_PAGE_BYTES, PolicyWriteStatus, RecordPage
 from tarry.service.stores.sqlite.operations import write_operation
 from tarry.service.stores.sqlite.queries import decode_row
@@ -23,6 +22,10 @@ WHERE p.tenant = (SELECT id FROM tenant WHERE name = ?) AND
 """
 _NEWEST_VERSION = _SELECT_POLICY + "p.id = ? ORDER BY p.version DESC LIMIT 1"
 _ONE_VERSION = _SELECT_POLICY + "p.id = ? AND p.version = ?"
+_COUNT_VERSIONS = """
+SELECT (SELECT count(*) FROM policy WHERE tenant = ?1),
+    ifnull((SELECT deleted_version FROM policy_use WHERE tenant = ?1 AND policy = ?2), 0)
+"""
 _NEXT_POLICY = _SELECT_POLICY + "p.id > ? ORDER BY p.id, p.version DESC LIMIT 1"
 
 
@@ -35,32 +38,35 @@ def put_policy(
 ) -> tuple[PolicyWriteStatus, PolicyVersion]:
     """Create a policy; with `replace`, add a new version to a policy that exists."""
     newest = get_policy(tx, policy.tenant, policy.id)
-    if newest is not None:
-        if newest.document == policy.document:
-            return PolicyWriteStatus.UNCHANGED, newest
-        if not replace:
-            return PolicyWriteStatus.CONFLICT, newest
     tenant_id = tx.names.tenant_id(policy.tenant)
-    if quota is not None:
-        [(count,)] = tx.execute("SELECT count(*) FROM policy WHERE tenant = ?", (tenant_id,))
-        if count >= quota:
-            return PolicyWriteStatus.OVER_QUOTA, newest or policy
-    if newest is not None:
-        last_version = newest.version
-        statement = "UPDATE policy SET replaced_at = ? WHERE tenant = ? AND id = ? AND version = ?"
-        tx.execute(statement, (tx.now, tenant_id, policy.id, last_version))
-    else:
-        # The numbers of a deleted policy are not reused: a task may refer to one of its versions.
-        policy_row_id = tx.names.policy_id(policy.tenant, policy.id)
-        statement = "SELECT deleted_version FROM policy_use WHERE id = ?"
-        [(last_version,)] = tx.execute(statement, (policy_row_id,))
+    [(version_count, deleted_version)] = tx.execute(_COUNT_VERSIONS, (tenant_id, policy.id))
+    status, version = write_policy(
+        policy,
+        newest,
+        replace=replace,
+        version_count=version_count,
+        quota=quota,
+        deleted_version=deleted_version,
+        now=tx.now,
+    )
+    if is_written(status):
+        _add_version(tx, tenant_id, version, newest)
+    return status, version
+
+
+def _add_version(
+    tx: WriteTransaction, tenant_id: int, version: PolicyVersion, newest: PolicyVersion | None
+) -> None:
+    if newest is None:
+        policy_row_id = tx.names.policy_id(version.tenant, version.id)
         tx.execute("UPDATE policy_use SET deleted_version = 0 WHERE id = ?", (policy_row_id,))
-    new = copy_with(policy, version=last_version + 1, created_at=tx.now)
+    else:
+        statement = "UPDATE policy SET replaced_at = ? WHERE tenant = ? AND id = ? AND version = ?"
+        tx.execute(statement, (tx.now, tenant_id, newest.id, newest.version))
     tx.execute(
         "INSERT INTO policy (tenant, id, version, document, created_at) VALUES (?, ?, ?, ?, ?)",
-        (tenant_id, new.id, new.version, new.document, tx.now),
+        (tenant_id, version.id, version.version, version.document, version.created_at),
     )
-    return PolicyWriteStatus.CREATED if newest is None else PolicyWriteStatus.REPLACED, new
 
 
 def get_policy(

@@ -100,7 +100,7 @@ end
 -- value: encoded replay
 function importers.replay(_, packed_replay)
     local replay = decode(packed_replay)
-    if not load_replay(replay.id) then write_replay(replay, nil) end
+    if not load_replay(replay.id) then write_replay(packed_replay, nil) end
 end
 
 -- id of a replay, id of a task. The replay may be in another partition.

@@ -2,12 +2,17 @@
 -- Writes, reads, lists or deletes policies of a tenant.
 --
 -- args:     action, tenant, policy, and then for the action
---             'put'      whether to replace the policy, quota of versions of the tenant, or nil
+--             'read'     nothing; what a write depends on
+--             'write'    the newest version as it was read (0: none), version to add, quota of
+--                        versions of the tenant or nil, creation time
 --             'get'      version, or nil: the newest
 --             'list'     limit, maximum number of bytes; the list begins after the policy
 --             'delete'   nothing
--- values:   to put: the document
+-- values:   to write: the document
 -- reply:    status, and then four values of each policy: id, version, creation time, document
+--           to read, instead of the status: time, number of versions of all policies of the tenant,
+--             last version before the policy was deleted (0: it was not)
+--           to write: 1, or 0 if another version was added meanwhile
 --
 -- Keys: VERSION:POLICY is the name of a version.
 --
@@ -38,29 +43,22 @@ local function append_policy(reply, id, version)
     return reply
 end
 
-local function put(replace, quota, document)
+-- Adds a version, unless another process has added one, or the tenant has too many. A quota of nil
+-- means that there is none.
+local function write(expected, version, quota, created_at, document)
     local newest = newest_version(policy)
-    if newest then
-        if call('HGET', documents_key, newest .. ':' .. policy) == document then
-            return append_policy({'unchanged'}, policy, newest)
-        end
-        if not replace then return append_policy({'conflict'}, policy, newest) end
-    end
-    if quota and call('HLEN', documents_key) >= quota then
-        return newest and append_policy({'over_quota'}, policy, newest) or {'over_quota'}
-    end
-    local version
+    if (newest or 0) ~= expected then return 0 end
+    if quota and call('HLEN', documents_key) >= quota then return 0 end
     if newest then
         local name = newest .. ':' .. policy
-        call('HSET', replaced_key, name, now)
+        call('HSET', replaced_key, name, created_at)
         if not call('HGET', base .. 'version_tasks:' .. tenant, name) then
-            call('ZADD', base .. 'unused_versions', now, tenant .. '\0' .. name)
+            call('ZADD', base .. 'unused_versions', created_at, tenant .. '\0' .. name)
         end
-        version = newest + 1
     else
-        -- The numbers of a deleted policy are not reused: a task may refer to one of its versions.
         local use = find_or_create_policy_use(tenant, policy)
-        version, use.deleted = use.deleted + 1, 0
+        if use.deleted >= version then return 0 end
+        use.deleted = 0
         change_policy_use(use)
         call('ZADD', ids_key, 0, policy)
         call('ZADD', base .. 'tenant_names', 0, tenant)
@@ -68,9 +66,17 @@ local function put(replace, quota, document)
     local name = version .. ':' .. policy
     call('HSET', newest_key, policy, version)
     call('HSET', documents_key, name, document)
-    call('HSET', created_key, name, now)
+    call('HSET', created_key, name, created_at)
     flush()
-    return append_policy({newest and 'replaced' or 'created'}, policy, version)
+    return 1
+end
+
+local function read()
+    local newest = newest_version(policy)
+    local use_id = call('HGET', base .. 'use_ids', tenant .. '\0' .. policy)
+    local deleted = use_id and load_policy_use(tonumber(use_id)).deleted or 0
+    local reply = {now, call('HLEN', documents_key), deleted}
+    return newest and append_policy(reply, policy, newest) or reply
 end
 
 local function delete()
@@ -97,8 +103,10 @@ local function delete()
     return {'deleted'}
 end
 
-if action == 'put' then
-    return put(args[4], args[5], ARGV[5])
+if action == 'read' then
+    return read()
+elseif action == 'write' then
+    return write(args[4], args[5], args[6], args[7], ARGV[5])
 elseif action == 'delete' then
     return delete()
 elseif action == 'get' then

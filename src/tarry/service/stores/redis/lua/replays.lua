@@ -14,12 +14,10 @@ local function needs_steps(replay)
     return replay.status == 'running' or replay.unfinished > 0
 end
 
--- Writes a replay. `old_status` is its status before the change; nil: the replay is new.
-local function write_replay(replay, old_status)
-    if next(replay.finished or {}) == nil then
-        replay.finished = nil -- an empty table would be encoded as an array
-    end
-    call('SET', base .. 'replay:' .. replay.id, encode(replay))
+-- Writes an encoded replay. `old_status` is its status before; nil: the replay is new.
+local function write_replay(packed, old_status)
+    local replay = decode(packed)
+    call('SET', base .. 'replay:' .. replay.id, packed)
     local is_active = needs_steps(replay)
     for _, suffix in ipairs({'', ':' .. replay.tenant}) do
         if not old_status then

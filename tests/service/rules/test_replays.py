@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tarry.service.model import ReplayRecord
-from tarry.service.store import MAX_REPLAY_LAG_MS, next_replay_step_at
+from tarry.service.rules.replays import MAX_REPLAY_LAG_MS, next_replay_step_at
 
 NOW = 1_800_000_000_000
 
