@@ -260,13 +260,17 @@ def check_claim(
     times = [task.next_attempt_at for task in claimed.tasks]
     assert sorted(times) == times
     lanes = {lane.name: lane for lane in before.lanes}
+    known = {task.id: task for tasks in before.tasks.values() for task in tasks}
     for task in claimed.tasks:
         lane = lanes[task.lane]
         assert not is_skipped(task.lane, lane_limits)
         assert not lane.paused
         assert (lane.parked_until or 0) <= claimed.now
         assert task.next_attempt_at <= claimed.now + terms.horizon_ms
-        assert task.wake_at == max(claimed.now, task.next_attempt_at) + terms.length_ms
+        # The attempt of a pending task may be deferred until `wake_at`.
+        is_pending = known[task.id].status is Status.PENDING
+        startable_at = known[task.id].wake_at if is_pending else task.next_attempt_at
+        assert max(claimed.now, startable_at) + terms.length_ms == task.wake_at
     for name, limit in lane_limits.items():
         assert limit >= sum(task.lane == name for task in claimed.tasks)
     latest_next_at = earliest_claim(after, terms, claimed.now, lane_limits)
