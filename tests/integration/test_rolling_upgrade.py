@@ -26,9 +26,9 @@ from tarry.service.stores.postgres import live_tasks, schema
 from tarry.service.stores.postgres.sql_files import load_schema
 header = "CREATE OR REPLACE FUNCTION tarry.claim_1("
 claim = header + load_schema().split(header)[1].split("END $$;")[0] + "END $$;"
-tables = ("live", "lane", "tenant", "task_key", "content", "finished", "worker")
+tables = ("live", "lane", "tenant", "task_key", "content", "finished", "record")
 columns = [f"ALTER TABLE tarry.{{name}} ADD COLUMN added integer DEFAULT 7;" for name in tables]
-schema.MIGRATIONS += ("".join(columns) + claim.replace("claim_1", "claim_2"),)
+schema.MIGRATIONS += ("".join(columns) + claim.replace("tarry.claim_1(", "tarry.claim_2("),)
 live_tasks._CLAIM = live_tasks._CLAIM.replace("claim_1", "claim_2")
 
 from tarry.service.stores.redis import opening, scripts
