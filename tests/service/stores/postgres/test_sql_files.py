@@ -10,13 +10,14 @@ from tarry.service.stores.postgres.sql_files import load_schema, replace_placeho
 
 pglast = pytest.importorskip("pglast")
 
+INPUT_MODES = {"FUNC_PARAM_IN", "FUNC_PARAM_DEFAULT"}
+
 
 def parse(text: str) -> int:
     """Parse statements and the bodies of functions; return the number of functions in PL/pgSQL."""
     pglast.parse_sql(text)
     # The parser knows no type of another schema, and no array of a composite type.
-    text = re.sub(r"tarry\.\w+_1\[\]", "text[]", text)
-    text = re.sub(r"tarry\.(\w+_1)\b(?!\()", r"public.\1", text)
+    text = re.sub(r"tarry\.\w+_1\[\]", "text[]", text).replace("tarry.", "public.")
     functions = [each for each in pglast.split(text) if "LANGUAGE plpgsql" in each]
     for function in functions:
         pglast.parse_plpgsql(function)
@@ -26,6 +27,21 @@ def parse(text: str) -> int:
 def test_files_have_no_syntax_error() -> None:
     """PostgreSQL's own parser accepts each statement, and each statement of a function."""
     assert parse(load_schema()) >= 20
+
+
+def test_functions_have_few_parameters() -> None:
+    """A function gets many values of a task as one value of a composite type."""
+    statements = [each.stmt for each in pglast.parse_sql(load_schema())]
+    by_name = {
+        statement.funcname[-1].sval: [
+            each.name for each in statement.parameters or () if each.mode.name in INPUT_MODES
+        ]
+        for statement in statements
+        if isinstance(statement, pglast.ast.CreateFunctionStmt)
+    }
+
+    assert 8 == len(by_name["claim_1"])
+    assert {} == {name: names for name, names in by_name.items() if len(names) > 10}
 
 
 @pytest.mark.parametrize(

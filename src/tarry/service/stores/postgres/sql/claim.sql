@@ -154,13 +154,48 @@ BEGIN
     ) AS t);
 END $$;
 
+-- Return the lanes of tenants that are ready or have to be checked, up to `p_lane_cap` of each: the
+-- first lane of each tenant, then the second, and so on.
+CREATE OR REPLACE FUNCTION tarry.lanes_to_visit_1(
+    p_tenants integer[], p_skipped jsonb, p_lane_cap integer, p_horizon_end bigint, p_now bigint
+) RETURNS SETOF tarry.lane ${PLPGSQL} AS $$
+BEGIN
+    RETURN QUERY SELECT l.*
+    FROM unnest(p_tenants) WITH ORDINALITY AS i (tenant, ord)
+    CROSS JOIN LATERAL (
+        SELECT r.* FROM tarry.tenant AS r WHERE r.id = i.tenant
+        ORDER BY r.generation DESC LIMIT 1) AS t
+    CROSS JOIN LATERAL (
+        SELECT l.* FROM (
+            (SELECT l.id FROM tarry.lane AS l
+                WHERE l.tenant = i.tenant AND l.ready AND l.last_turn >= t.first_turn
+                    AND NOT p_skipped ? l.name
+                ORDER BY l.last_turn, l.id LIMIT p_lane_cap)
+            UNION
+            (SELECT l.id FROM tarry.lane AS l
+                WHERE l.tenant = i.tenant AND NOT l.ready
+                    AND l.due_check_at BETWEEN t.due_check_at AND p_horizon_end
+                    AND NOT p_skipped ? l.name
+                ORDER BY l.due_check_at LIMIT p_lane_cap)
+            UNION
+            (SELECT l.id FROM tarry.lane AS l
+                WHERE l.tenant = i.tenant AND NOT l.ready
+                    AND l.expiry_check_at BETWEEN t.expiry_check_at AND p_now
+                    AND NOT p_skipped ? l.name
+                ORDER BY l.expiry_check_at LIMIT p_lane_cap)
+        ) AS c CROSS JOIN LATERAL (
+            SELECT r.* FROM tarry.lane AS r WHERE r.id = c.id
+            ORDER BY r.generation DESC LIMIT 1) AS l
+    ) AS l
+    ORDER BY row_number() OVER (PARTITION BY i.ord ORDER BY l.last_turn, l.id), i.ord;
+END $$;
+
 -- Visit the lanes of tenants in turn, and lock the tasks that can be leased, up to the limits.
 CREATE OR REPLACE FUNCTION tarry.visit_lanes_1(
     p_tenants integer[], p_skipped jsonb, p_limit integer, p_per_lane integer,
     p_limited_names text[], p_limits integer[], p_horizon_end bigint, p_now bigint
 ) RETURNS tarry.visit_1[] ${PLPGSQL} AS $$
 DECLARE
-    v_lane_cap integer := 16 + 2 * p_limit / cardinality(p_tenants); -- read of each tenant
     v_remaining integer := p_limit;
     v_limit integer;
     v_left integer; -- of `v_limit`, after expired leases
@@ -175,35 +210,8 @@ DECLARE
     v_lane record;
 BEGIN
     FOR v_lane IN
-        SELECT l.*, i.ord AS tenant_order,
-            row_number() OVER (PARTITION BY i.ord ORDER BY l.last_turn, l.id) AS round
-        FROM unnest(p_tenants) WITH ORDINALITY AS i (tenant, ord)
-        CROSS JOIN LATERAL (
-            SELECT r.* FROM tarry.tenant AS r WHERE r.id = i.tenant
-            ORDER BY r.generation DESC LIMIT 1) AS t
-        CROSS JOIN LATERAL (
-            SELECT l.* FROM (
-                (SELECT l.id FROM tarry.lane AS l
-                    WHERE l.tenant = i.tenant AND l.ready AND l.last_turn >= t.first_turn
-                        AND NOT p_skipped ? l.name
-                    ORDER BY l.last_turn, l.id LIMIT v_lane_cap)
-                UNION
-                (SELECT l.id FROM tarry.lane AS l
-                    WHERE l.tenant = i.tenant AND NOT l.ready
-                        AND l.due_check_at BETWEEN t.due_check_at AND p_horizon_end
-                        AND NOT p_skipped ? l.name
-                    ORDER BY l.due_check_at LIMIT v_lane_cap)
-                UNION
-                (SELECT l.id FROM tarry.lane AS l
-                    WHERE l.tenant = i.tenant AND NOT l.ready
-                        AND l.expiry_check_at BETWEEN t.expiry_check_at AND p_now
-                        AND NOT p_skipped ? l.name
-                    ORDER BY l.expiry_check_at LIMIT v_lane_cap)
-            ) AS c CROSS JOIN LATERAL (
-                SELECT r.* FROM tarry.lane AS r WHERE r.id = c.id
-                ORDER BY r.generation DESC LIMIT 1) AS l
-        ) AS l
-        ORDER BY round, tenant_order
+        SELECT * FROM tarry.lanes_to_visit_1(p_tenants, p_skipped,
+            16 + 2 * p_limit / cardinality(p_tenants), p_horizon_end, p_now)
     LOOP
         EXIT WHEN v_remaining <= 0;
         v_expired := '{}';
