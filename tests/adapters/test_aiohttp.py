@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -27,99 +27,74 @@ async def open_session(**options: Any) -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-def run(main: Callable[[], Awaitable[Any]]) -> Any:
-    """Run a coroutine function and return its result."""
-
-    async def await_main() -> Any:
-        return await main()
-
-    return asyncio.run(await_main())
-
-
 # --- aiohttp's built-in retry ---------------------------------------------------------------------
 
 
-def test_aiohttp_does_not_retry_again(server: FlakyServerView) -> None:
+async def test_aiohttp_does_not_retry_again(server: FlakyServerView) -> None:
     """A call that the middleware gave up is not resent by aiohttp, and neither is the next call."""
-
-    async def main() -> list[int]:
-        counts: list[int] = []
-        async with open_session() as session:
-            for _ in range(2):
-                with pytest.raises(aiohttp.ServerDisconnectedError):
-                    await session.get(server.url("drop"))
-                counts.append(len(server.received_requests))
-        return counts
-
-    assert [4, 8] == run(main)
+    counts: list[int] = []
+    async with open_session() as session:
+        for _ in range(2):
+            with pytest.raises(aiohttp.ServerDisconnectedError):
+                await session.get(server.url("drop"))
+            counts.append(len(server.received_requests))
+    assert [4, 8] == counts
 
 
-def test_call_in_another_task_is_another_call(server: FlakyServerView) -> None:
+async def test_call_in_another_task_is_another_call(server: FlakyServerView) -> None:
     """A task makes its own attempts, also if the task that started it has given up a call."""
 
     async def fail_with_disconnect(session: aiohttp.ClientSession) -> None:
         with pytest.raises(aiohttp.ServerDisconnectedError):
             await session.get(server.url("drop"))
 
-    async def main() -> None:
-        async with open_session(policy=Policy(max_attempts=2)) as session:
-            await fail_with_disconnect(session)
-            await asyncio.gather(
-                *(asyncio.create_task(fail_with_disconnect(session)) for _ in range(3))
-            )
-
-    run(main)
-
+    async with open_session(policy=Policy(max_attempts=2)) as session:
+        await fail_with_disconnect(session)
+        await asyncio.gather(
+            *(asyncio.create_task(fail_with_disconnect(session)) for _ in range(3))
+        )
     assert 8 == len(server.received_requests)
 
 
 # --- timeouts -------------------------------------------------------------------------------------
 
 
-def test_total_timeout_ends_the_call(server: FlakyServerView) -> None:
+async def test_total_timeout_ends_the_call(server: FlakyServerView) -> None:
     """The session's total timeout covers all attempts and counts as a failure for the breaker."""
     payments = Downstream("payments", breaker=Breaker(consecutive=2))
 
-    async def main() -> list[tuple[Reason | None, int]]:
-        results: list[tuple[Reason | None, int]] = []
-        async with open_session(downstream=payments) as session:
-            for _ in range(2):
-                with pytest.raises(TimeoutError) as caught:
-                    await session.get(server.url("hang"), timeout=aiohttp.ClientTimeout(total=0.2))
-                record = tarry.record_of(caught.value)
-                assert record is not None
-                results.append((record.reason, record.attempts))
-        return results
-
-    assert [(Reason.DEADLINE, 1), (Reason.BREAKER_OPEN, 1)] == run(main)
+    results: list[tuple[Reason | None, int]] = []
+    async with open_session(downstream=payments) as session:
+        for _ in range(2):
+            with pytest.raises(TimeoutError) as caught:
+                await session.get(server.url("hang"), timeout=aiohttp.ClientTimeout(total=0.2))
+            record = tarry.record_of(caught.value)
+            assert record is not None
+            results.append((record.reason, record.attempts))
+    assert [(Reason.DEADLINE, 1), (Reason.BREAKER_OPEN, 1)] == results
 
 
-def test_read_timeout_ends_one_attempt(server: FlakyServerView) -> None:
-    async def main() -> int:
-        timeout = aiohttp.ClientTimeout(sock_read=0.2)
-        async with (
-            open_session() as session,
-            session.get(server.url("hang,200"), timeout=timeout) as response,
-        ):
-            return response.status
-
-    assert 200 == run(main)
+async def test_read_timeout_ends_one_attempt(server: FlakyServerView) -> None:
+    timeout = aiohttp.ClientTimeout(sock_read=0.2)
+    async with (
+        open_session() as session,
+        session.get(server.url("hang,200"), timeout=timeout) as response,
+    ):
+        result = response.status
+    assert 200 == result
     assert 2 == len(server.received_requests)
 
 
 # --- bodies ---------------------------------------------------------------------------------------
 
 
-def test_response_is_streamed(server: FlakyServerView) -> None:
+async def test_response_is_streamed(server: FlakyServerView) -> None:
     """The first half of a response can be read before the server sends the second half."""
-
-    async def main() -> tuple[bytes, bytes]:
-        async with open_session() as session, session.get(server.url("503,stream")) as response:
-            first = await response.content.readany()
-            server.resume()
-            return first, await response.read()
-
-    assert (b"first", b"later") == run(main)
+    async with open_session() as session, session.get(server.url("503,stream")) as response:
+        first = await response.content.readany()
+        server.resume()
+        result = (first, await response.read())
+    assert (b"first", b"later") == result
 
 
 @pytest.fixture
@@ -152,41 +127,34 @@ def form_with_file(file: Any) -> aiohttp.FormData:
     ],
     ids=["text", "file", "form", "form with a file", "json", "pipe", "form with a pipe"],
 )
-def test_payload_is_resent_if_it_can_be_rewound(
+async def test_payload_is_resent_if_it_can_be_rewound(
     server: FlakyServerView, pipe: Any, make_payload: Callable[[Any], Any], request_count: int
 ) -> None:
     """A payload is resent completely; one that cannot be rewound is sent once."""
-
-    async def main() -> None:
-        async with (
-            open_session() as session,
-            session.put(server.url("503,503,200"), data=make_payload(pipe)),
-        ):
-            pass
-
-    run(main)
-
+    async with (
+        open_session() as session,
+        session.put(server.url("503,503,200"), data=make_payload(pipe)),
+    ):
+        pass
     assert [True] * request_count == [
         b"report" in request.body for request in server.received_requests
     ]
     assert 1 == len({len(request.body) for request in server.received_requests})
 
 
-def test_failed_attempt_stops_reading_its_body(server: FlakyServerView) -> None:
+async def test_failed_attempt_stops_reading_its_body(server: FlakyServerView) -> None:
     """An attempt that gets an early response stops reading the file that the next attempt sends."""
     size = 3_000_000
 
-    async def main() -> int:
-        async with open_session() as session:
-            data = io.BytesIO(b"x" * size)
-            async with session.put(server.url("early,503,200"), data=data) as response:
-                return response.status
-
-    assert 200 == run(main)
+    async with open_session() as session:
+        data = io.BytesIO(b"x" * size)
+        async with session.put(server.url("early,503,200"), data=data) as response:
+            result = response.status
+    assert 200 == result
     assert [0, size, size] == [len(request.body) for request in server.received_requests]
 
 
-def test_hanging_attempt_stops_reading_its_body(server: FlakyServerView) -> None:
+async def test_hanging_attempt_stops_reading_its_body(server: FlakyServerView) -> None:
     """An attempt that times out while it sends has stopped before the next attempt begins."""
     size = 10_000_000
     writers: list[object] = []
@@ -198,14 +166,12 @@ def test_hanging_attempt_stops_reading_its_body(server: FlakyServerView) -> None
         response: aiohttp.ClientResponse = await handler(request)
         return response
 
-    async def main() -> int:
-        middlewares = (RetryMiddleware(policy=Policy(attempt_timeout=1.0)), record_writer)
-        async with aiohttp.ClientSession(middlewares=middlewares) as session:
-            data = io.BytesIO(b"x" * size)
-            async with session.put(server.url("deaf,200"), data=data) as response:
-                return response.status
-
-    assert 200 == run(main)
+    middlewares = (RetryMiddleware(policy=Policy(attempt_timeout=1.0)), record_writer)
+    async with aiohttp.ClientSession(middlewares=middlewares) as session:
+        data = io.BytesIO(b"x" * size)
+        async with session.put(server.url("deaf,200"), data=data) as response:
+            result = response.status
+    assert 200 == result
     assert [None, None] == writers
     assert [0, size] == [len(request.body) for request in server.received_requests]
 
@@ -227,7 +193,7 @@ def test_hanging_attempt_stops_reading_its_body(server: FlakyServerView) -> None
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
 )
-def test_give_up_reason_of_a_failed_post(
+async def test_give_up_reason_of_a_failed_post(
     server: FlakyServerView, error: Exception, reason: Reason
 ) -> None:
     """A POST is retried after a connect error, but not if the server may have received it."""
@@ -235,12 +201,9 @@ def test_give_up_reason_of_a_failed_post(
     async def raise_error(request: aiohttp.ClientRequest, handler: Any) -> aiohttp.ClientResponse:
         raise error
 
-    async def main() -> None:
+    with pytest.raises((type(error), aiohttp.ClientOSError)) as caught:
         async with aiohttp.ClientSession(middlewares=(RetryMiddleware(), raise_error)) as session:
             await session.post(server.url("200"))
-
-    with pytest.raises((type(error), aiohttp.ClientOSError)) as caught:
-        run(main)
 
     record = tarry.record_of(caught.value.__cause__ or caught.value)
     assert record is not None
@@ -250,20 +213,16 @@ def test_give_up_reason_of_a_failed_post(
 # --- idempotency keys -----------------------------------------------------------------------------
 
 
-def test_redirect_keeps_the_key(server: FlakyServerView) -> None:
+async def test_redirect_keeps_the_key(server: FlakyServerView) -> None:
     """A redirected POST keeps its idempotency key; the next call has another key."""
     target = server.url("200").replace("&", "%26")
 
-    async def main() -> None:
-        async with open_session(idempotency_key="auto") as session:
-            for suffix in ("-first", "-second"):
-                async with session.post(
-                    server.url(f"307:location={target}", run_suffix=suffix), data=b"order"
-                ):
-                    pass
-
-    run(main)
-
+    async with open_session(idempotency_key="auto") as session:
+        for suffix in ("-first", "-second"):
+            async with session.post(
+                server.url(f"307:location={target}", run_suffix=suffix), data=b"order"
+            ):
+                pass
     sent = [
         server.flaky.received_requests[server.run + suffix][0].headers["Idempotency-Key"]
         for suffix in ("-first", "-second")
