@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from tarry.service.shutdown import GRACE_S, ShutdownWatchdog, cancel_and_wait, run_bounded
 from tests.service.engine.harness import run
+
+
+@pytest.fixture(autouse=True)
+def run_async() -> Callable[[Callable[[], Awaitable[None]]], None]:
+    """Run coroutine functions on virtual time."""
+    return run
 
 
 async def ignore_cancellations(count: float) -> None:
@@ -22,59 +29,44 @@ async def ignore_cancellations(count: float) -> None:
                 raise
 
 
-def test_an_ignored_cancellation_is_repeated(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_ignored_cancellation_is_repeated(caplog: pytest.LogCaptureFixture) -> None:
     """A task that ignores two cancellations ends after the third."""
-
-    async def main() -> None:
-        task = asyncio.ensure_future(ignore_cancellations(2))
-        await asyncio.sleep(0)
-        await cancel_and_wait([task])
-        assert task.cancelled()
-
-    run(main)
+    task = asyncio.ensure_future(ignore_cancellations(2))
+    await asyncio.sleep(0)
+    await cancel_and_wait([task])
+    assert task.cancelled()
     assert [] == caplog.messages
 
 
-def test_a_task_that_never_ends_is_abandoned(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_task_that_never_ends_is_abandoned(caplog: pytest.LogCaptureFixture) -> None:
     """The log names the task that is still running after several cancellations."""
-
-    async def main() -> None:
-        task = asyncio.ensure_future(ignore_cancellations(10))
-        future = asyncio.get_running_loop().create_future()
+    task = asyncio.ensure_future(ignore_cancellations(10))
+    future = asyncio.get_running_loop().create_future()
+    await asyncio.sleep(0)
+    await cancel_and_wait([task, future])
+    assert (False, True) == (task.done(), future.cancelled())
+    for _ in range(10):
+        task.cancel()
         await asyncio.sleep(0)
-        await cancel_and_wait([task, future])
-        assert (False, True) == (task.done(), future.cancelled())
-        for _ in range(10):
-            task.cancel()
-            await asyncio.sleep(0)
-
-    run(main)
     assert ["shutdown continues without tasks that do not end: ignore_cancellations"] == (
         caplog.messages
     )
 
 
-def test_a_step_that_hangs_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_step_that_hangs_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
     """A step is cancelled after its timeout, and False is returned."""
-
-    async def main() -> None:
-        assert not await run_bounded(ignore_cancellations(0), 3.0)
-
-    run(main)
+    assert not await run_bounded(ignore_cancellations(0), 3.0)
     assert ["shutdown step took longer than 3.0 s: ignore_cancellations"] == caplog.messages
 
 
-def test_a_step_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_step_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """An error of a step does not prevent the next steps."""
 
     async def fail() -> None:
         raise OSError("connection lost")
 
-    async def main() -> None:
-        assert await run_bounded(fail(), 3.0)
-        assert await run_bounded(asyncio.sleep(1.0), 3.0)
-
-    run(main)
+    assert await run_bounded(fail(), 3.0)
+    assert await run_bounded(asyncio.sleep(1.0), 3.0)
     [record] = caplog.records
     assert "shutdown step failed: " in record.getMessage()
     assert record.exc_info is not None

@@ -215,14 +215,11 @@ def test_an_action_is_logged_once(action: str, caplog: pytest.LogCaptureFixture)
     assert (2 if action == "putPolicy" else 1) == len(lines)
 
 
-def test_a_service_without_keys_logs_actions(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_service_without_keys_logs_actions(caplog: pytest.LogCaptureFixture) -> None:
     """Without API keys, the line says that none is required."""
-
-    async def test(api: ApiHarness) -> None:
-        await api.request("POST", f"/downstreams/{LANE}/pause?create=true")
-
+    api = ApiHarness()
     with caplog.at_level(logging.INFO, "tarry.service"):
-        run_with_api(test)
+        await api.request("POST", f"/downstreams/{LANE}/pause?create=true")
     assert ["none required"] == [line[2] for line in logged_actions(caplog)]
 
 
@@ -246,17 +243,16 @@ def test_actions_through_the_api_of_a_vendor_are_logged(caplog: pytest.LogCaptur
     )
 
 
-def test_a_request_that_changes_nothing_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_request_that_changes_nothing_is_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Neither an error nor a filter that matches nothing is logged."""
-
-    async def test(api: ApiHarness) -> None:
+    api = ApiHarness()
+    with caplog.at_level(logging.INFO, "tarry.service"):
         await api.request("POST", f"/downstreams/{LANE}/pause")
         await api.request("DELETE", "/retry-policies/mine")
         await api.request("DELETE", "/dead-letters?all=true")
         await api.request("POST", "/retry-tasks/cancellations", {"all": True})
-
-    with caplog.at_level(logging.INFO, "tarry.service"):
-        run_with_api(test)
     assert [] == logged_actions(caplog)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tarry.errors import StoreUnavailable
 from tarry.service.payloads import BodyStoreUnavailable
-from tests.service.api.harness import ApiHarness, FakePayloads, run_with_api
+from tests.service.api.harness import ApiHarness, FakePayloads
 from tests.service.stores.reference_store import ReferenceStore
 
 
@@ -84,10 +84,10 @@ async def test_a_store_that_does_not_respond_is_failing(monkeypatch: pytest.Monk
     assert {"adding": "no response for 0 s"} == failing
 
 
-def test_readiness_checks_the_body_store(caplog: pytest.LogCaptureFixture) -> None:
+async def test_readiness_checks_the_body_store(caplog: pytest.LogCaptureFixture) -> None:
     """The body store is checked every 30 s, or 5 s while it fails; a change is logged once."""
-
-    async def test(api: ApiHarness) -> None:
+    api = ApiHarness()
+    with caplog.at_level(logging.WARNING, "tarry.service"):
         payloads = api.payloads
         assert 200 == (await api.request("GET", "/readyz")).status
         payloads.error = BodyStoreUnavailable("wrong secret")
@@ -108,9 +108,6 @@ def test_readiness_checks_the_body_store(caplog: pytest.LogCaptureFixture) -> No
         api.time.ms += 5_000
         assert 200 == (await api.request("GET", "/readyz")).status
         assert 4 == payloads.check_count
-
-    with caplog.at_level(logging.WARNING, "tarry.service"):
-        run_with_api(test)
     assert [
         (logging.ERROR, "bodies is failing: wrong secret"),
         (logging.WARNING, "bodies has recovered"),
@@ -139,12 +136,12 @@ async def test_concurrent_requests_wait_for_the_same_check(monkeypatch: pytest.M
     assert 1 == len(checks)
 
 
-def test_body_that_cannot_be_stored_is_logged_and_reported(
+async def test_body_that_cannot_be_stored_is_logged_and_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A POST that cannot store its body gets a 503 that says so; the log has the error once."""
-
-    async def test(api: ApiHarness) -> None:
+    api = ApiHarness()
+    with caplog.at_level(logging.ERROR, "tarry.service"):
         assert 200 == (await api.request("GET", "/readyz")).status
         api.payloads.error = BodyStoreUnavailable("wrong secret")
         document = {"targetUrl": "https://example.com/hook", "body": "x" * 100_000}
@@ -158,13 +155,10 @@ def test_body_that_cannot_be_stored_is_logged_and_reported(
         assert detail == response.json["results"][0]["problem"]["detail"]
         response = await api.request("GET", "/readyz")
         assert {"bodies": "wrong secret"} == response.problem["failing"]
-
-    with caplog.at_level(logging.ERROR, "tarry.service"):
-        run_with_api(test)
     assert ["bodies is failing: wrong secret"] == [record.message for record in caplog.records]
 
 
-def test_failing_store_is_logged_once(
+async def test_failing_store_is_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store that refuses writes is an error in the log, once until it accepts them for 3 s."""
@@ -175,14 +169,12 @@ def test_failing_store_is_logged_once(
             raise errors.pop()
         return 0
 
-    async def test(api: ApiHarness) -> None:
+    monkeypatch.setattr(ReferenceStore, "ping", ping)
+    api = ApiHarness()
+    with caplog.at_level(logging.WARNING, "tarry.service"):
         for status in (503, 503, 503, 503, 503, 200):
             assert status == (await api.request("GET", "/readyz")).status
             api.time.ms += 1_000
-
-    monkeypatch.setattr(ReferenceStore, "ping", ping)
-    with caplog.at_level(logging.WARNING, "tarry.service"):
-        run_with_api(test)
     assert ["adding is failing: disk full", "adding has recovered"] == [
         record.message for record in caplog.records
     ]

@@ -23,7 +23,7 @@ from tarry.service.store import (
     RecordChange,
     StoredRecord,
 )
-from tests.service.engine.harness import EPOCH_S, LEASE, OK, EngineHarness, FakeTarget, run
+from tests.service.engine.harness import EPOCH_S, LEASE, OK, EngineHarness, FakeTarget
 from tests.service.stores.reference_store import ReferenceState, ReferenceStore
 
 OTHER_LEASE = LeaseTerms("other", LEASE.length_ms, LEASE.horizon_ms)
@@ -366,12 +366,11 @@ async def test_the_rate_of_a_tenant_is_shared() -> None:
         await harness.engine.stop(1)
 
 
-def test_processes_that_allow_different_targets_are_named_once(
+async def test_processes_that_allow_different_targets_are_named_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A process warns of each other list of allowed targets, not of each process."""
-
-    async def main() -> None:
+    with caplog.at_level(logging.WARNING, "tarry.service"):
         store = new_store()
         process = WorkerRecord(name="a", host="h", pid=1, allow_target=("10.0.0.0/8", "--dev"))
         for name in ("a", "b"):
@@ -380,9 +379,6 @@ def test_processes_that_allow_different_targets_are_named_once(
         await harness.engine.start()
         await asyncio.sleep(12)
         await harness.engine.stop(1)
-
-    with caplog.at_level(logging.WARNING, "tarry.service"):
-        run(main)
     [message] = caplog.messages
     assert message.endswith(
         f"process={LEASE.worker} allow_target=none process=a allow_target=10.0.0.0/8,--dev"

@@ -15,7 +15,7 @@ from tarry.service.model import AttemptRecord, LatencyWindow, ReplayRecord, Stat
 from tarry.service.payloads import BodyStoreUnavailable
 from tarry.service.records.lane_activity import latency_bucket, read_lane_activity
 from tarry.service.store import LaneLimits, StoredTaskFilter
-from tests.service.engine.harness import BUSY, EPOCH_S, OK, EngineHarness, FakeTarget, run
+from tests.service.engine.harness import BUSY, EPOCH_S, OK, EngineHarness, FakeTarget
 from tests.service.stores.reference_store import ReferenceStore
 
 BAD_REQUEST = DeliveryResult(status=400, duration_ms=1.0)
@@ -179,11 +179,11 @@ async def test_failing_replay_does_not_affect_others(caplog: pytest.LogCaptureFi
     assert "maintenance failed" not in caplog.text
 
 
-def test_failing_body_store_is_not_a_failing_store(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_body_store_is_not_a_failing_store(caplog: pytest.LogCaptureFixture) -> None:
     """A body that cannot be deleted is deleted when the body store has recovered."""
     deletions: list[list[str]] = []
 
-    async def main() -> None:
+    with caplog.at_level(logging.WARNING, "tarry.service"):
         is_failing = True
 
         async def delete_bodies(refs: list[str]) -> None:
@@ -211,9 +211,6 @@ def test_failing_body_store_is_not_a_failing_store(caplog: pytest.LogCaptureFixt
         assert {} == harness.context.health.failing
         assert [["body"]] * 2 == deletions
         await harness.engine.stop(0)
-
-    with caplog.at_level(logging.WARNING, "tarry.service"):
-        run(main)
     assert ["bodies is failing: wrong secret", "bodies has recovered"] == [
         record.message for record in caplog.records
     ]

@@ -12,7 +12,7 @@ from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.delivery.secret_sources import SecretUnavailable, SecretValue
 from tarry.service.engine.secrets import Secret, SecretResolver
 from tarry.service.model import Status
-from tests.service.engine.harness import EngineHarness, FakeTarget, run
+from tests.service.engine.harness import EngineHarness, FakeTarget
 
 LANE = "default/http:a.example:80"
 HEADERS = {"Authorization": "orders"}
@@ -136,12 +136,11 @@ def _headers(resolver: SecretResolver) -> dict[str, str]:
     return resolved.headers
 
 
-def test_secret_that_is_not_available_charges_neither_task_nor_lane(
+async def test_secret_that_is_not_available_charges_neither_task_nor_lane(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The task waits without attempts, other tasks of its lane are sent, the failure is logged."""
-
-    async def main() -> None:
+    with caplog.at_level(logging.WARNING, "tarry.service"):
         failure = SecretUnavailable("the token endpoint responded with 503")
         source = FakeSource(*[failure] * 5, "token-1")
         target = FakeTarget(DeliveryResult(status=200))
@@ -163,9 +162,6 @@ def test_secret_that_is_not_available_charges_neither_task_nor_lane(
         assert (Status.SUCCEEDED, 1) == (finished.status, finished.attempts)
         assert 6 == source.fetch_count
         assert resolver.find_unavailable("default", task.lane, HEADERS) is None
-
-    with caplog.at_level(logging.WARNING, "tarry.service"):
-        run(main)
     secret = "tenant=default secret=orders"  # noqa: S105 - a part of the log
     assert [
         f"secret is not available, {secret}: the token endpoint responded with 503",

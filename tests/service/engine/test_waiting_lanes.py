@@ -13,7 +13,7 @@ from tarry.core.breaker import BreakerState
 from tarry.service.delivery import DeliveryRequest, DeliveryResult, Fault
 from tarry.service.model import Status
 from tarry.service.store import ClaimResult, LeaseTerms
-from tests.service.engine.harness import BUSY, EPOCH_S, OK, EngineHarness, FakeTarget, run
+from tests.service.engine.harness import BUSY, EPOCH_S, OK, EngineHarness, FakeTarget
 from tests.service.stores.reference_store import ReferenceStore
 
 LANE = "default/http:a.example:80"
@@ -95,10 +95,9 @@ async def test_unanswered_lookup_charges_neither_attempt_nor_breaker() -> None:
     await harness.engine.stop(1)
 
 
-def test_refusal_by_the_proxy_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_refusal_by_the_proxy_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """An error is logged when the lane begins to wait; no attempt is counted."""
-
-    async def main() -> None:
+    with caplog.at_level(logging.ERROR, "tarry.service"):
         target = ChangingTarget(PROXY_REFUSAL)
         harness = EngineHarness(target)
         await harness.engine.start()
@@ -111,9 +110,6 @@ def test_refusal_by_the_proxy_is_logged_once(caplog: pytest.LogCaptureFixture) -
         await asyncio.sleep(20)
         assert Status.SUCCEEDED is (await harness.get_task(task)).status
         await harness.engine.stop(1)
-
-    with caplog.at_level(logging.ERROR, "tarry.service"):
-        run(main)
     assert [f"lane parked for a local reason, lane={LANE}: status 407"] == caplog.messages
 
 
@@ -223,12 +219,11 @@ async def test_task_that_waits_for_its_target_ends_with_its_total_budget() -> No
     await harness.engine.stop(1)
 
 
-def test_a_process_leaves_blocked_lanes_to_processes_that_allow_their_targets(
+async def test_a_process_leaves_blocked_lanes_to_processes_that_allow_their_targets(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The tasks are delivered at once, although another process does not allow their target."""
-
-    async def main() -> None:
+    with caplog.at_level(logging.WARNING, "tarry.service"):
         blocking, allowing = ChangingTarget(BLOCKED), ChangingTarget(OK)
         first = EngineHarness(blocking, blocked_pause_s=60.0)
         await first.engine.start()
@@ -253,9 +248,6 @@ def test_a_process_leaves_blocked_lanes_to_processes_that_allow_their_targets(
         assert first.engine.blocked_reason(LANE) is None
         await second.engine.stop(1)
         await first.engine.stop(1)
-
-    with caplog.at_level(logging.WARNING, "tarry.service"):
-        run(main)
     expected = f"lane waits, its target is not allowed, lane={LANE}: add --allow-target a.example"
     assert [expected] == caplog.messages
 

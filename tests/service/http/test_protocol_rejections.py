@@ -33,14 +33,12 @@ invalid_requests = pytest.mark.parametrize("invalid", INVALID.values(), ids=INVA
 
 
 @pytest.mark.parametrize("invalid", [b"\x16\x03\x01\r\n", GET.replace(b"Host: h\r\n", b"")])
-def test_an_invalid_request_is_logged(invalid: bytes, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_invalid_request_is_logged(
+    invalid: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     """The log has the reason, at a level that clients cannot flood by default."""
-
-    async def run() -> None:
-        FastRoute().receive(invalid)
-
     with caplog.at_level(logging.DEBUG, "tarry.service"):
-        asyncio.run(run())
+        FastRoute().receive(invalid)
     (record,) = caplog.records
     assert ("DEBUG", "request rejected") == (record.levelname, record.getMessage()[:16])
 
