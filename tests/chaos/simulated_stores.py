@@ -142,7 +142,10 @@ class _BlockingStore:
         method = getattr(self._store, name)
 
         async def call(*args: Any, **kwargs: Any) -> Any:
-            return self._stores.run(method(*args, **kwargs))
+            async def call_in_thread() -> Any:
+                return await method(*args, **kwargs)
+
+            return self._stores.run(call_in_thread())
 
         return call
 

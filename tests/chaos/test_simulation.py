@@ -76,16 +76,16 @@ def _lose_added_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _requeue_finished_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the worker start another attempt of each task that it has finished."""
-    write = ResultWriter._write_results
+    process = ResultWriter._on_results_written
 
-    async def write_and_requeue(self: Any, partition: int, items: Any) -> Any:
-        statuses = await write(self, partition, items)
-        for (result, _, _), status in zip(items, statuses, strict=True):
+    def process_and_requeue(self: Any, leased_tasks: Any, statuses: Any) -> None:
+        tasks = [each.task for each in leased_tasks]
+        process(self, leased_tasks, statuses)
+        for task, status in zip(tasks, statuses, strict=True):
             if status is FinishStatus.APPLIED:
-                self._leased_tasks.add([result.task])
-        return statuses
+                self._leased_tasks.add([task])
 
-    monkeypatch.setattr(ResultWriter, "_write_results", write_and_requeue)
+    monkeypatch.setattr(ResultWriter, "_on_results_written", process_and_requeue)
 
 
 def _keep_unknown_leases(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,21 +1,26 @@
-"""Group commit: urgent entries are committed before bulk entries, and both make progress."""
+"""Group commit: entries with a higher priority come first, and those of each make progress."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tarry.errors import Overloaded
-from tarry.service.group_commit import AsyncGroupCommit
+from tarry.service.group_commit import (
+    BACKGROUND,
+    BATCH,
+    URGENT,
+    AsyncGroupCommit,
+    priority_of_new_tasks,
+)
 
 MAX_ITEMS = 64
+PRIORITIES = (URGENT, BATCH, BACKGROUND)
 
-Item = tuple[str, int]
-"""The class of an item, `urgent` or `bulk`, and its number within the class."""
+Item = tuple[int, int]
+"""The priority of an item, and its number within those of this priority."""
 
 
 class RecordingCommit:
@@ -32,69 +37,62 @@ class RecordingCommit:
         return items
 
 
-def bulk_items(count: int) -> list[Item]:
-    """Return this number of bulk items."""
-    return [("bulk", number) for number in range(count)]
-
-
 async def test_urgent_entry_is_in_the_next_group() -> None:
-    """An urgent item that is submitted after 1,000 bulk items is in the next group."""
+    """An urgent item that is submitted after 1,000 other items is in the next group."""
     commit = RecordingCommit()
-    group_commit = AsyncGroupCommit(commit, max_items=MAX_ITEMS, max_pending=10_000)
-    bulk = group_commit.submit(bulk_items(1000))
+    group_commit: AsyncGroupCommit[Item, Item] = AsyncGroupCommit(commit, max_items=MAX_ITEMS)
+    others = [
+        group_commit.submit([(priority, number)], priority=priority)
+        for number in range(500)
+        for priority in (BATCH, BACKGROUND)
+    ]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert 2 == len(commit.groups)
-    urgent = group_commit.submit([("urgent", 0)], urgent=True)
+    urgent = group_commit.submit([(URGENT, 0)], priority=URGENT)
     commit.may_finish.set()
 
-    assert [("urgent", 0)] == list(await urgent)
-    assert bulk_items(1000) == list(await bulk)
-    assert [2] == [n for n, group in enumerate(commit.groups) if ("urgent", 0) in group]
+    assert [(URGENT, 0)] == await urgent
+    await asyncio.gather(*others)
+    assert [2] == [n for n, group in enumerate(commit.groups) if (URGENT, 0) in group]
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["urgent", "bulk"]), st.integers(1, 200)), max_size=60),
+    st.lists(st.tuples(st.sampled_from(PRIORITIES), st.integers(1, 200)), max_size=60),
     st.integers(2, MAX_ITEMS),
 )
-def test_each_group_takes_entries_of_both_classes(
-    entries: list[tuple[str, int]], max_items: int
+def test_each_group_takes_entries_of_each_priority(
+    entries: list[tuple[int, int]], max_items: int
 ) -> None:
-    """A group has items of each waiting class, in order, and never more than its maximum."""
+    """A group has the next entry of each waiting priority, and ends when it is full."""
 
     async def main() -> None:
         commit = RecordingCommit()
         commit.may_finish.set()
-        group_commit = AsyncGroupCommit(commit, max_items=max_items, max_pending=None)
-        waiting: dict[str, list[Item]] = {"urgent": [], "bulk": []}
-        for name, size in entries:
-            first = len(waiting[name])
-            items = [(name, number) for number in range(first, first + size)]
-            waiting[name] += items
-            group_commit.submit(items, urgent=name == "urgent")
-        await group_commit.flush()
+        group_commit: AsyncGroupCommit[Item, Item] = AsyncGroupCommit(commit, max_items=max_items)
+        waiting: dict[int, list[list[Item]]] = {priority: [] for priority in PRIORITIES}
+        futures = []
+        for priority, size in entries:
+            first = sum(map(len, waiting[priority]))
+            items = [(priority, number) for number in range(first, first + size)]
+            waiting[priority].append(items)
+            futures.append(group_commit.submit(items, priority=priority))
+        await asyncio.gather(*futures)
 
         for group in commit.groups:
-            assert len(group) <= max_items
-            for items in waiting.values():
-                committed = [item for item in group if item in items[:max_items]]
-                assert items[: len(committed)] == committed
-                assert committed or not items
-                del items[: len(committed)]
-        assert {"urgent": [], "bulk": []} == waiting
+            for priority, rest in waiting.items():
+                items = [item for item in group if item[0] == priority]
+                assert bool(items) is bool(rest)
+                taken: list[list[Item]] = []
+                while rest and sum(map(len, taken)) < len(items):
+                    taken.append(rest.pop(0))
+                assert items == [item for entry in taken for item in entry]
+                assert sum(map(len, taken[:-1])) < max_items
+        assert not any(waiting.values())
 
     asyncio.run(main())
 
 
-async def test_capacity_is_reserved_for_urgent_entries() -> None:
-    """A queue that is full of bulk items still accepts urgent items, up to `max_pending`."""
-    commit = RecordingCommit()
-    group_commit = AsyncGroupCommit(commit, max_items=MAX_ITEMS, max_pending=100)
-    accepted = group_commit.submit(bulk_items(90))
-    with pytest.raises(Overloaded):
-        group_commit.submit([("bulk", 90)])
-    urgent = [group_commit.submit([("urgent", number)], urgent=True) for number in range(10)]
-    with pytest.raises(Overloaded):
-        group_commit.submit([("urgent", 10)], urgent=True)
-    commit.may_finish.set()
-    await asyncio.gather(accepted, *urgent)
+def test_tasks_of_a_small_request_are_urgent() -> None:
+    """A request of up to 8 tasks does not wait for larger ones."""
+    assert [URGENT, URGENT, BATCH] == list(map(priority_of_new_tasks, (1, 8, 9)))

@@ -167,31 +167,19 @@ class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     finished_at: int | None = None
     """When the task became SUCCEEDED, EXHAUSTED or CANCELLED."""
 
-    def as_stored(
+    def set_added(
         self, created_at: int, due: int, *, wake_at: int | None = None, worker: str | None = None
-    ) -> Task:
-        """Return this new task as it is first stored: only fields that a caller may set are copied.
+    ) -> None:
+        """Set what the store has set when it has added this new task.
 
         Its first attempt is due at `due`. With `worker`, the task is leased to that worker until
         `wake_at`.
         """
-        return Task(
-            id=self.id,
-            tenant=self.tenant,
-            lane=self.lane,
-            key=self.key,
-            fingerprint=self.fingerprint,
-            packed_content=self.packed_content,
-            owned_body_ref=self.owned_body_ref,
-            policy_id=self.policy_id,
-            policy_version=self.policy_version,
-            created_at=created_at,
-            next_attempt_at=due,
-            first_due_at=due,
-            status=_PENDING if worker is None else _IN_FLIGHT,
-            worker=worker,
-            wake_at=due if wake_at is None else wake_at,
-        )
+        self.created_at = created_at
+        self.next_attempt_at = self.first_due_at = due
+        self.wake_at = due if wake_at is None else wake_at
+        if worker is not None:
+            self.status, self.worker = _IN_FLIGHT, worker
 
     def status_at(self, now: int) -> Status:
         """Return the status to show: a task that was leased early is PENDING until it is due."""

@@ -13,10 +13,12 @@ Every implementation follows these rules, which one conformance suite checks:
   repeated it: the request may wait in a network buffer or at a busy server. `finish`, `release` and
   `release_unknown_leases` depend on the versions of tasks, so a late effect does not change a task
   that was leased or finished meanwhile.
-* The changes of a call are durable when it returns. `add`, `finish` and `release` take batches. If
-  one of them raises `StoreUnavailable`, it has applied its whole batch or nothing of it. A store
-  that divides tenants among servers (Redis Cluster) promises this only for the tasks of each
-  tenant: no transaction spans its servers. The caller repeats the batch in both cases.
+* The changes of a call are durable when it returns. `add`, `finish` and `release` take batches, and
+  calls that wait are committed together (see `tarry.service.group_commit`), whether they are
+  awaited or not. If one of them raises `StoreUnavailable`, it has applied its whole batch or
+  nothing of it. A store that divides tenants among servers (Redis Cluster) promises this only for
+  the tasks of each tenant: no transaction spans its servers. The caller repeats the batch in both
+  cases.
 * A call that is cancelled raises `CancelledError`, even if a reply arrives at the same time. It may
   still take effect.
 * The store's clock decides what is due; `claim` returns the time of that clock. Times are epoch ms.
@@ -51,11 +53,12 @@ from tarry.service.model import (  # noqa: TC001 - msgspec reads the types
     LaneRecord,
     Status,
     Task,
+    TaskContent,
 )
 from tarry.wire.tasks import DownstreamLimits, WaitReason  # noqa: TC001
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
     from tarry.service.model import (
         PolicyVersion,
@@ -110,6 +113,13 @@ class NewTask(msgspec.Struct, array_like=True, gc=False):
     is neither paused nor parked nor half-open."""
 
 
+class Ingest(NewTask, kw_only=True, array_like=True, gc=False):
+    """A task to add with its unpacked content, which the process that adds it can use at once."""
+
+    content: TaskContent
+    """What `task.packed_content` contains; the store ignores it."""
+
+
 class AddStatus(StrEnum):
     """The result of adding a task."""
 
@@ -127,7 +137,10 @@ class AddStatus(StrEnum):
 
 
 class AddResult(msgspec.Struct, gc=False):
-    """The result for one new task; `task` is the stored task, or the given one if rejected."""
+    """The result for one new task.
+
+    `task` is the task of the caller if it was added or rejected, else the one that is stored.
+    """
 
     status: AddStatus
     task: Task
@@ -533,15 +546,18 @@ class TaskStore(Protocol):
         """
         ...
 
-    async def add(
+    def add(
         self,
         tasks: Sequence[NewTask],
         terms: LeaseTerms | None = None,
         *,
         quota: int | None = None,
         lane_quota: int | None = None,
-    ) -> list[AddResult]:
+    ) -> Awaitable[list[AddResult]]:
         """Add tasks, and return a result for each.
+
+        The fields of an added task that the store sets are set in the caller's `NewTask.task`.
+        Tasks of up to `MAX_URGENT_TASKS` are stored before larger batches that wait already.
 
         `quota` limits the live tasks of each tenant, and `lane_quota` its lanes. A task is rejected
         because of a quota only if it would be added otherwise. If two tasks of a batch have the
@@ -591,11 +607,11 @@ class TaskStore(Protocol):
         """
         ...
 
-    async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
+    def finish(self, results: Sequence[TaskResult]) -> Awaitable[list[FinishStatus]]:
         """Log ended attempts and write their tasks' next states, unless the lease was lost."""
         ...
 
-    async def release(self, releases: Sequence[Release]) -> list[FinishStatus]:
+    def release(self, releases: Sequence[Release]) -> Awaitable[list[FinishStatus]]:
         """Make leased tasks PENDING again, without counting an attempt.
 
         If a cancellation was requested, the task becomes CANCELLED. For a lost lease the status is

@@ -53,9 +53,9 @@ from tarry.service.store import (
     AddResult,
     CancelStatus,
     ConfiguredLimits,
+    Ingest,
     LaneWriteStatus,
     LeaseTerms,
-    NewTask,
     RetryNowStatus,
     StoredTaskFilter,
     TaskResult,
@@ -133,17 +133,15 @@ class FakeEngine:
         self.waited_for: asyncio.Queue[str] = asyncio.Queue()
         """Ids passed to `wait_until_finished`."""
 
-    def submit(
-        self, new_tasks: list[NewTask], contents: Sequence[TaskContent] | None = None
-    ) -> asyncio.Future[Sequence[AddResult]]:
+    def submit(self, ingests: Sequence[Ingest]) -> asyncio.Future[Sequence[AddResult]]:
         """Add tasks."""
-        return asyncio.ensure_future(self._add(new_tasks))
+        return asyncio.ensure_future(self._add(ingests))
 
-    async def _add(self, new_tasks: list[NewTask]) -> Sequence[AddResult]:
+    async def _add(self, ingests: Sequence[Ingest]) -> Sequence[AddResult]:
         if self.error is not None:
             raise self.error
         return await self.store.add(
-            new_tasks,
+            ingests,
             quota=self.limits.max_tenant_unfinished_tasks,
             lane_quota=self.limits.max_tenant_lanes,
         )

@@ -37,7 +37,7 @@ from tarry.service.engine.secrets import Secret, SecretResolver
 from tarry.service.engine.signers import SignerCache
 from tarry.service.engine.tracing import AttemptTracer
 from tarry.service.model import AttemptRecord, Task, TaskContent, WorkerRecord
-from tarry.service.store import AddResult, LeaseTerms, NewTask, Retention, Store
+from tarry.service.store import AddResult, Ingest, LeaseTerms, Retention, Store
 from tarry.service.task_search import TaskFinder
 from tarry.testing import VirtualClock
 from tests.service.stores.reference_store import ReferenceStore
@@ -175,13 +175,14 @@ class EngineHarness:
         )
         self.engine = Engine(self.context)
 
-    def new_task(self, url: str = "http://a.example:80/", **changes: Any) -> NewTask:
+    def new_task(self, url: str = "http://a.example:80/", **changes: Any) -> Ingest:
         """Return a task to add; `changes` are fields of `Task` or `TaskContent`, or `lane_key`."""
-        content = {
+        fields = {
             name: changes.pop(name)
             for name in tuple(changes)
             if name in TaskContent.__struct_fields__
         }
+        content = TaskContent(url=url, **fields)
         delay_ms = changes.pop("delay_ms", 0)
         tenant = changes.pop("tenant", "default")
         lane_key = changes.pop("lane_key", None)
@@ -192,12 +193,12 @@ class EngineHarness:
             lane=lane_name(tenant, parse_target(url), lane_key),
             key=changes.pop("key", task_id),
             fingerprint=b"fingerprint",
-            packed_content=Codec().pack(TaskContent(url=url, **content)),
+            packed_content=Codec().pack(content),
             **changes,
         )
-        return NewTask(task, delay_ms)
+        return Ingest(task, delay_ms, content=content)
 
-    async def add(self, *new_tasks: NewTask) -> list[Task]:
+    async def add(self, *new_tasks: Ingest) -> list[Task]:
         """Add tasks and return them as they were stored; the attempts of due tasks start."""
         clock = self.context.clock
         clock.synchronize(clock.local_ms(), await self.store.ping())

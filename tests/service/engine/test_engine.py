@@ -69,7 +69,7 @@ class UncancellableStore(ReferenceStore):
     [
         (["sweep"], ["Maintenance.run"]),
         (["record_worker"], ["Heartbeat.run"]),
-        (["release"], ["AsyncGroupCommit._commit_groups"]),
+        (["release"], ["ResultWriter._write_releases"]),
         (["remove_worker"], ["Heartbeat.remove", "Heartbeat.remove"]),
     ],
 )

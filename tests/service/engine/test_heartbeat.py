@@ -251,10 +251,10 @@ async def test_results_of_several_processes_wait_longer() -> None:
     """Results linger for 5 ms with one process, and for up to 40 ms while there are several."""
     state = ReferenceState()
     harness = EngineHarness(FakeTarget(OK), store=new_store(state))
-    queue = harness.engine.worker.result_writer.result_queues[0]
+    buffer = harness.engine.worker.result_writer.results[0]
     await harness.engine.start()
     await asyncio.sleep(6)
-    assert 0.005 == queue.linger_s
+    assert 0.005 == buffer.linger_s
     others = []
     for count, linger_s in enumerate((0.02, 0.03, 0.04, 0.04), 2):
         lease = LeaseTerms(f"other-{count}", LEASE.length_ms, LEASE.horizon_ms)
@@ -263,11 +263,11 @@ async def test_results_of_several_processes_wait_longer() -> None:
         await other.engine.start()
         await asyncio.sleep(6)
         assert count == harness.context.claim_turns.process_count
-        assert linger_s == queue.linger_s
+        assert linger_s == buffer.linger_s
     for other in others:
         await other.engine.stop(1)
     await asyncio.sleep(6)
-    assert 0.005 == queue.linger_s
+    assert 0.005 == buffer.linger_s
     await harness.engine.stop(1)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from tarry.service.store import (
     Release,
     TaskResult,
 )
+from tarry.service.stores.write_queues import WriteQueues
 from tests.service.engine.harness import EPOCH_S, OK, EngineHarness, FakeTarget
 from tests.service.stores.reference_store import ReferenceStore
 
@@ -29,9 +30,21 @@ REPLY_TIMEOUT_S = 3.5
 
 
 class PartitionedStore(ReferenceStore):
-    """A store in memory; the tenant `victim` is in partition 1, which may hang."""
+    """A store in memory; the tenant `victim` is in partition 1, which may hang.
+
+    Like the stores on servers, it has queues for each partition.
+    """
 
     hangs = False
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        super().__init__(clock)
+        self._writes = WriteQueues(
+            self.partition_of,
+            add=self._add_group,
+            finish=super().finish,
+            release=super().release,
+        )
 
     @property
     def partition_count(self) -> int:
@@ -50,9 +63,19 @@ class PartitionedStore(ReferenceStore):
             raise error
 
     async def add(self, tasks: Sequence[NewTask], *args: Any, **options: Any) -> list[AddResult]:
+        """Add tasks with those of other calls."""
+        return await self._writes.add(tasks, *args, **options)
+
+    async def _add_group(
+        self,
+        tasks: Sequence[NewTask],
+        terms: LeaseTerms | None,
+        quota: int | None,
+        lane_quota: int | None,
+    ) -> list[AddResult]:
         """Add tasks; those of a partition that hangs are not added."""
         await self._reach(*(self.partition_of(each.task.tenant) for each in tasks))
-        return await super().add(tasks, *args, **options)
+        return await super().add(tasks, terms, quota=quota, lane_quota=lane_quota)
 
     async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
         """Write results."""

@@ -423,8 +423,10 @@ async def test_encryption_recovers_when_no_undecryptable_task_is_left() -> None:
     encrypted = harness.new_task()
     codec = Codec([Fernet.generate_key().decode()])
     encrypted.task.packed_content = codec.pack(TaskContent(url="http://a.example/"))
+    await harness.store.add([encrypted])
+    task = encrypted.task
     await harness.engine.start()
-    task, other = await harness.add(encrypted, harness.new_task())
+    (other,) = await harness.add(harness.new_task())
     failing = harness.context.health.failing
     await asyncio.sleep(400)  # it is tried again every minute
     assert ["encryption"] == list(failing)
@@ -443,8 +445,9 @@ async def test_task_with_damaged_content_becomes_a_dead_letter(
     harness = EngineHarness(FakeTarget(OK))
     damaged = harness.new_task()
     damaged.task.packed_content = damaged.task.packed_content[:-1]
+    await harness.store.add([damaged])
+    task = damaged.task
     await harness.engine.start()
-    (task,) = await harness.add(damaged)
     await asyncio.sleep(5)
 
     finished = await harness.get_task(task)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tarry.service.stores.sqlite import SqliteDatabase, SqliteTaskStore
+from tarry.service.stores.sqlite.executor import BatchOperation
 from tarry.service.stores.sqlite.transaction import ReadTransaction, WriteTransaction
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -34,6 +36,14 @@ class SynchronousSqliteStore(SqliteTaskStore):
         """Run a query."""
         value: T = self._unwrap(self.database.read([query]))
         return value
+
+    async def _write_batch(
+        self, operation: BatchOperation[S, T], items: Sequence[S], priority: int, *arguments: Any
+    ) -> list[T]:
+        """Run an operation on items."""
+        value: Any = await self.write(operation.build(items, *arguments))
+        results: Any = operation.unpack(items, value, *arguments)
+        return list(results)
 
     def _unwrap(self, results: list[tuple[Any, Exception | None]]) -> Any:
         """Return the value of the only result, or raise its error."""

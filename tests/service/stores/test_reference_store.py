@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tarry.runtime.effects import effects
-from tarry.service.store import Store, StoredTaskFilter
+from tarry.service.store import StoredTaskFilter
 from tests.service.stores.conformance.suite import CASES, Case, StoreHarness, case_name
 from tests.service.stores.harness import (
     LEASE,
@@ -39,7 +39,7 @@ def test_default_clock_is_the_system_clock(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_no_method_suspends() -> None:
     """No call suspends, so that a simulation is deterministic."""
-    store: Store = ReferenceStore(ManualClock())
+    store = ReferenceStore(ManualClock())
     calls: list[Coroutine[Any, Any, object]] = [
         store.open(),
         store.add([]),

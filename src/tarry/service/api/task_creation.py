@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tarry.service.api.trace_context import TraceContext
     from tarry.service.engine.context import EngineLimits
     from tarry.service.model import TaskContent
-    from tarry.service.store import NewTask
+    from tarry.service.store import Ingest
 
 _logger = logging.getLogger("tarry.service")
 _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -119,22 +119,18 @@ class TaskCreation:
         if b"traceparent" in headers:
             trace = trace_context_of(request)
         charge_rate_limit(self._rate_limiter, request.tenant, 1)
-        new_task, content = self._task_builder.build_task(
-            request.tenant, task_request, idempotency_key, trace
-        )
+        ingest = self._task_builder.build_task(request.tenant, task_request, idempotency_key, trace)
         # If `packed_content` is empty, the policy or the body needs I/O: see `finish_building`.
-        if not new_task.task.packed_content or b"prefer" in headers:
-            return self._create_with_more_io(request, new_task, content)
-        future = self._context.engine.submit([new_task], [content])
-        return PendingResponse(future, partial(self._build_response, content))
+        if not ingest.task.packed_content or b"prefer" in headers:
+            return self._create_with_more_io(request, ingest)
+        future = self._context.engine.submit([ingest])
+        return PendingResponse(future, partial(self._build_response, ingest))
 
-    async def _create_with_more_io(
-        self, request: ApiRequest, new_task: NewTask, content: TaskContent
-    ) -> ApiResponse:
+    async def _create_with_more_io(self, request: ApiRequest, ingest: Ingest) -> ApiResponse:
         """Create a task, and await more than the insert: its policy, its body, `Prefer: wait`."""
-        await self._finish_building(new_task, content)
-        (add_result,) = await self.submit([(new_task, content)])
-        status, view = self._status_and_view(add_result, content)
+        await self._finish_building(ingest)
+        (add_result,) = await self.submit([ingest])
+        status, view = self._status_and_view(add_result, ingest.content)
         view, headers = await self._result_waiter.wait(request, add_result.task, view)
         return _task_response(status, view, *headers)
 
@@ -146,41 +142,40 @@ class TaskCreation:
         *,
         hide_body: bool = False,
         vendor: str | None = None,
-    ) -> tuple[NewTask, TaskContent]:
+    ) -> Ingest:
         """Build a task for `submit`, or raise ApiError. `trace` is that of the request's headers.
 
         The caller must pass the task to `submit` or `discard`, because its body may be stored.
         """
-        new_task, content = self._task_builder.build_task(
+        ingest = self._task_builder.build_task(
             tenant, task_request, None, trace, hide_body=hide_body, vendor=vendor
         )
-        await self._finish_building(new_task, content)
-        return new_task, content
+        await self._finish_building(ingest)
+        return ingest
 
-    async def submit(self, tasks: Sequence[tuple[NewTask, TaskContent]]) -> Sequence[AddResult]:
+    async def submit(self, ingests: Sequence[Ingest]) -> Sequence[AddResult]:
         """Add tasks in one write, and delete the stored bodies of tasks that were not added."""
-        new_tasks, contents = [task for task, _ in tasks], [content for _, content in tasks]
-        results = await self._context.engine.submit(new_tasks, contents)
-        for result, content in zip(results, contents, strict=True):
-            if content.body_stored_by_service and result.status is not _ADDED:
-                await self._task_builder.delete_body(content)
+        results = await self._context.engine.submit(ingests)
+        for result, ingest in zip(results, ingests, strict=True):
+            if ingest.content.body_stored_by_service and result.status is not _ADDED:
+                await self._task_builder.delete_body(ingest.content)
         return results
 
-    async def discard(self, tasks: Sequence[tuple[NewTask, TaskContent]]) -> None:
+    async def discard(self, ingests: Sequence[Ingest]) -> None:
         """Delete the stored bodies of tasks that will not be submitted."""
-        for _, content in tasks:
-            await self._task_builder.delete_body(content)
+        for ingest in ingests:
+            await self._task_builder.delete_body(ingest.content)
 
-    async def _finish_building(self, new_task: NewTask, content: TaskContent) -> None:
-        if not new_task.task.packed_content:
+    async def _finish_building(self, ingest: Ingest) -> None:
+        if not ingest.task.packed_content:
             try:
-                await self._task_builder.finish_building(new_task.task, content)
+                await self._task_builder.finish_building(ingest)
             except StoreUnavailable as error:
                 _logger.info("store unavailable before a task was stored: %s", error)
                 raise _not_stored_error(error) from error
 
-    def _build_response(self, content: TaskContent, results: Sequence[AddResult]) -> ApiResponse:
-        status, view = self._status_and_view(results[0], content)
+    def _build_response(self, ingest: Ingest, results: Sequence[AddResult]) -> ApiResponse:
+        status, view = self._status_and_view(results[0], ingest.content)
         return _task_response(status, view)
 
     @Operation(
@@ -204,8 +199,7 @@ class TaskCreation:
             raise problems.invalid("tasks", rule, len(tasks))
         charge_rate_limit(self._rate_limiter, request.tenant, len(tasks))
         tenant, build_task = request.tenant, self._task_builder.build_task
-        new_tasks: list[NewTask] = []
-        contents: list[TaskContent] = []
+        ingests: list[Ingest] = []
         rejections: dict[int, BatchResult] = {}  # by index, of tasks that are not submitted
         consecutive_failures = 0
         last_error: StoreUnavailable | None = None
@@ -214,11 +208,11 @@ class TaskCreation:
                 task_request = (
                     task if isinstance(task, RetryTaskRequest) else self._decode_task(task)
                 )
-                new_task, content = build_task(tenant, task_request, None, None)
-                if not new_task.task.packed_content:
+                ingest = build_task(tenant, task_request, None, None)
+                if not ingest.task.packed_content:
                     if consecutive_failures == _MAX_CONSECUTIVE_STORE_FAILURES:
                         raise _not_stored_error(last_error)
-                    await self._task_builder.finish_building(new_task.task, content)
+                    await self._task_builder.finish_building(ingest)
                     consecutive_failures = 0
             except ApiError as error:
                 rejections[index] = _error_result(error)
@@ -230,29 +224,29 @@ class TaskCreation:
                 last_error = error
                 rejections[index] = _error_result(_not_stored_error(error))
             else:
-                new_tasks.append(new_task)
-                contents.append(content)
+                ingests.append(ingest)
             if not (index + 1) % _YIELD_EVERY_TASKS:
                 await asyncio.sleep(0)
         is_minimal = prefers_minimal(request)
-        add_results = await self._context.engine.submit(new_tasks, contents) if new_tasks else ()
-        results = await self._batch_results(add_results, contents, is_minimal=is_minimal)
+        add_results = await self._context.engine.submit(ingests) if ingests else ()
+        results = await self._batch_results(add_results, ingests, is_minimal=is_minimal)
         for index, result in rejections.items():  # ascending, so that no result moves later
             results.insert(index, result)
         document = wire.BatchResults(results=results)
         return json_response(200, document, *((_MINIMAL_APPLIED,) if is_minimal else ()))
 
     async def _batch_results(
-        self, add_results: Sequence[AddResult], contents: Sequence[TaskContent], *, is_minimal: bool
+        self, add_results: Sequence[AddResult], ingests: Sequence[Ingest], *, is_minimal: bool
     ) -> list[BatchResult]:
         results: list[BatchResult] = []
-        for number, (add_result, content) in enumerate(zip(add_results, contents, strict=True), 1):
+        for number, (add_result, ingest) in enumerate(zip(add_results, ingests, strict=True), 1):
             if not number % _YIELD_EVERY_TASKS:
                 await asyncio.sleep(0)
             is_added = add_result.status is _ADDED
             if is_added and is_minimal:  # without a call, because most large batches are minimal
                 results.append(BatchResult(status=201, task_id=add_result.task.id))
                 continue
+            content = ingest.content
             if not is_added and content.body_stored_by_service:
                 await self._task_builder.delete_body(content)
             try:

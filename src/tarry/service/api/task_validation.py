@@ -24,7 +24,7 @@ from tarry.service.delivery.targets import LANE_KEY, lane_name, parse_target
 from tarry.service.engine.context import BODY_STORE
 from tarry.service.model import Task, TaskContent
 from tarry.service.payloads import BodyStoreUnavailable
-from tarry.service.store import NewTask
+from tarry.service.store import Ingest
 from tarry.wire.http import (
     HOP_BY_HOP_HEADERS,
     SERVICE_HEADER_PREFIXES,
@@ -74,8 +74,8 @@ class TaskBuilder:
         *,
         hide_body: bool = False,
         vendor: str | None = None,
-    ) -> tuple[NewTask, TaskContent]:
-        """Return the task to add and its content, or raise ApiError.
+    ) -> Ingest:
+        """Return the task to add, or raise ApiError.
 
         `header_key` is the value of the header `Idempotency-Key`, and `header_trace` the trace in
         the headers of the request. With `hide_body`, the API never shows the body. `vendor` is the
@@ -165,10 +165,11 @@ class TaskBuilder:
         delay_ms = request.delay_ms
         if delay_ms is None and next_attempt_at is None:
             delay_ms = 0
-        return NewTask(task, delay_ms), content
+        return Ingest(task, delay_ms, content=content)
 
-    async def finish_building(self, task: Task, content: TaskContent) -> None:
+    async def finish_building(self, ingest: Ingest) -> None:
         """Build the rest with I/O: load policies, store or look up the body, pack the content."""
+        task, content = ingest.task, ingest.content
         await self._check_policy(task, content.overrides)
         await self._check_callback_policy(task.tenant, content.callback_policy_id)
         header_names = check_header_names(tuple(content.headers))

@@ -1,20 +1,22 @@
 """The engine of one process: ingest of new tasks, background loops, and the operator's actions.
 
-Ingest (`Engine.submit`) writes new tasks to the store in groups. If the worker has capacity, they
-are leased by the same write and passed to the worker.
+Ingest (`Engine.submit`) writes new tasks to the store, which commits them in groups. If the worker
+has capacity, they are leased by the same write and passed to the worker.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import suppress
 from functools import partial
 from itertools import groupby, islice
+from math import ceil
 from operator import attrgetter
 from typing import TYPE_CHECKING, TypeAlias
 
 from tarry.core.breaker import BreakerState
-from tarry.errors import StoreUnavailable
+from tarry.errors import Overloaded, StoreUnavailable
 from tarry.service.engine.claim_wakeup import ClaimWakeup
 from tarry.service.engine.context import ADDING
 from tarry.service.engine.heartbeat import Heartbeat
@@ -25,7 +27,7 @@ from tarry.service.engine.reporting import FinishedTask
 from tarry.service.engine.scheduler import Scheduler
 from tarry.service.engine.series import SeriesRecorder
 from tarry.service.engine.worker import Worker
-from tarry.service.group_commit import AsyncGroupCommit, PartitionQueues
+from tarry.service.group_commit import URGENT, exceeds_limit, priority_of_new_tasks
 from tarry.service.model import LaneActivity, Status
 from tarry.service.records.lane_activity import add_latencies, read_lane_activity, record_latencies
 from tarry.service.shutdown import cancel_and_wait, run_bounded
@@ -54,19 +56,21 @@ if TYPE_CHECKING:
     from tarry.service.engine.reporting import EventPublisher
     from tarry.service.engine.secrets import SecretResolver
     from tarry.service.engine.signers import SignerCache
-    from tarry.service.model import LaneRecord, Task, TaskContent
-    from tarry.service.store import AddResult, NewTask
+    from tarry.service.model import LaneRecord
+    from tarry.service.store import AddResult, Ingest, NewTask
     from tarry.wire.tasks import DownstreamLimits, LimitsSource, WaitReason
 
-_MAX_GROUP_ITEMS = 64  # small, because results have to wait while a group is written
-_MAX_FAILURE_MS = 1_000
-"""If a group fails after a longer time, the tasks that wait for the next group fail, too."""
+_MAX_WRITE_TASKS = 32
+"""A larger batch is written with several calls of `Store.add`. Half of a group, so that tasks of
+other callers fit into the same groups."""
 _MIN_STEP_S = 1.0
 """How long a step of a shutdown may take, even if its timeout has passed."""
-_MAX_URGENT_TASKS = 8
-"""The largest request that is stored before the waiting tasks of larger requests (batches)."""
+_RETRY_AFTER_S = 1.0  # for callers whose tasks are rejected because too many wait to be written
 _get_lane_name = attrgetter("task.lane")
-_IngestItem: TypeAlias = "tuple[NewTask, TaskContent | None]"  # with the unpacked content, if known
+_DoneWrite: TypeAlias = (
+    "tuple[int, asyncio.Future[list[AddResult]], asyncio.Future[list[AddResult]]]"
+)
+"""The partition, the future of the caller of `Engine.submit`, and that of the store."""
 
 
 class Engine:
@@ -94,13 +98,12 @@ class Engine:
         self.series: SeriesRecorder = SeriesRecorder(context)
         self._heartbeat = Heartbeat(context, self.worker, self.rate_limiter)
         self._partition_of = context.store.partition_of
-        self._ingest_queues: PartitionQueues[_IngestItem, AddResult] = PartitionQueues(
-            lambda partition: AsyncGroupCommit(
-                partial(self._add, partition),
-                max_items=_MAX_GROUP_ITEMS,
-                max_pending=context.limits.max_unwritten,
-            )
-        )
+        self._unwritten: dict[asyncio.Future[list[AddResult]], Sequence[Ingest]] = {}
+        """The new tasks of each write that has not ended."""
+        self._unwritten_counts: Counter[int] = Counter()
+        """The number of these tasks in each partition."""
+        self._done_writes: list[_DoneWrite] = []
+        """Writes that have ended in this iteration of the event loop."""
         self._is_stopping = False
         self._background_tasks: list[asyncio.Task[None]] = []
         """The asyncio tasks of the scheduler, if this process delivers, of the maintenance, and of
@@ -156,8 +159,8 @@ class Engine:
                 await asyncio.wait(self._background_tasks[:1], timeout=timeout_s / 2)
             await cancel_and_wait(self._background_tasks)
         self._is_stopping = True  # new tasks are not leased to this process any more
-        if not await run_bounded(self._ingest_queues.flush(), remaining_s()):
-            await self._ingest_queues.stop()
+        if not await run_bounded(self._flush(), remaining_s()):
+            await cancel_and_wait(self._unwritten)
         await self.worker.stop(remaining_s())
         await run_bounded(self._store_state(), remaining_s())
         if self._heartbeat_task is not None:
@@ -178,36 +181,56 @@ class Engine:
             await self.series.record(with_backlog=False)
             await self.maintenance.store_latencies()
 
-    def submit(
-        self, new_tasks: list[NewTask], contents: Sequence[TaskContent] | None = None
-    ) -> asyncio.Future[Sequence[AddResult]]:
+    def submit(self, ingests: Sequence[Ingest]) -> asyncio.Future[list[AddResult]]:
         """Add tasks of one tenant; they are durable when the future is done.
 
-        They are added even if the caller is cancelled.
-
-        `contents` are the unpacked contents of the tasks, so that the worker need not unpack them.
-        Raises `Overloaded` if too many tasks wait to be written.
+        They are added even if the caller is cancelled. Raises `Overloaded` if too many tasks wait
+        to be written.
         """
         leased_tasks, lanes = self.worker.leased_tasks, self._context.lanes
         can_lease = self._context.delivers and not self._is_stopping
-        partition = self._partition_of(new_tasks[0].task.tenant) if new_tasks else 0
-        if new_tasks and can_lease and partition not in leased_tasks.lost_replies:
+        partition = self._partition_of(ingests[0].task.tenant) if ingests else 0
+        count, unwritten_count = len(ingests), self._unwritten_counts[partition]
+        is_urgent = priority_of_new_tasks(count) == URGENT
+        if exceeds_limit(self.limits.max_unwritten, unwritten_count, count, urgent=is_urgent):
+            msg = f"{unwritten_count} tasks wait to be written"
+            raise Overloaded(msg, retry_after=_RETRY_AFTER_S)
+        if ingests and can_lease and partition not in leased_tasks.lost_replies:
             # Each task that waits to be written may take one of the leases.
-            free_leases = leased_tasks.free_leases - self._ingest_queues.pending_count
-            tenant_leases = lanes.lease_allowance(new_tasks[0].task.tenant, free_leases)
+            free_leases = leased_tasks.free_leases - self._unwritten_counts.total()
+            tenant_leases = lanes.lease_allowance(ingests[0].task.tenant, free_leases)
             # A tenant at its limit, for example because some of its targets hang, can still lease
             # tasks of fast lanes: these leases end soon.
             fast_leases = free_leases - lanes.reserved_leases
             if tenant_leases > 0 or fast_leases > 0:
-                self._request_leases(new_tasks, tenant_leases, fast_leases)
-        contents_or_none: Sequence[TaskContent | None] = contents or [None] * len(new_tasks)
-        return self._ingest_queues[partition].submit(
-            list(zip(new_tasks, contents_or_none, strict=True)),
-            urgent=len(new_tasks) <= _MAX_URGENT_TASKS,
+                self._request_leases(ingests, tenant_leases, fast_leases)
+        # Results that linger are written in the same transaction as the new tasks.
+        self.worker.result_writer.end_linger(partition)
+        if count <= _MAX_WRITE_TASKS:
+            return self._write(partition, ingests)
+        # Parts of the same size: none of them is urgent.
+        size = ceil(count / ceil(count / _MAX_WRITE_TASKS))
+        parts = [ingests[begin : begin + size] for begin in range(0, count, size)]
+        return asyncio.ensure_future(_join([self._write(partition, part) for part in parts]))
+
+    def _write(self, partition: int, ingests: Sequence[Ingest]) -> asyncio.Future[list[AddResult]]:
+        """Write tasks; return a future that the caller may cancel, unlike that of the store."""
+        write = asyncio.ensure_future(
+            self._context.store.add(
+                ingests,
+                self._context.lease_terms,
+                quota=self.limits.max_tenant_unfinished_tasks,
+                lane_quota=self.limits.max_tenant_lanes,
+            )
         )
+        self._unwritten[write] = ingests
+        self._unwritten_counts[partition] += len(ingests)
+        future: asyncio.Future[list[AddResult]] = asyncio.get_running_loop().create_future()
+        write.add_done_callback(partial(self._on_write_done, partition, future))
+        return future
 
     def _request_leases(
-        self, new_tasks: list[NewTask], tenant_leases: int, fast_leases: int
+        self, new_tasks: Sequence[NewTask], tenant_leases: int, fast_leases: int
     ) -> None:
         """Set `lease_on_add` of the tasks that may be leased.
 
@@ -244,53 +267,71 @@ class Engine:
         capacity = 0 if must_wait else lanes.lease_capacity(lane)
         return capacity, tenant_leases if lane.is_slow else max(tenant_leases, fast_leases)
 
-    async def _add(self, partition: int, items: Sequence[_IngestItem]) -> Sequence[AddResult]:
-        """Store tasks, pass leased tasks to the worker, and wake the scheduler for the others.
+    def _on_write_done(
+        self,
+        partition: int,
+        future: asyncio.Future[list[AddResult]],
+        write: asyncio.Future[list[AddResult]],
+    ) -> None:
+        # The writes of a group end in the same iteration of the event loop, and are processed
+        # together in the next one: to process each alone would take 5 us more for each request.
+        if not self._done_writes:
+            asyncio.get_running_loop().call_soon(self._process_done_writes)
+        self._done_writes.append((partition, future, write))
 
-        This is done here and not by the caller of `submit`, which may have been cancelled
+    def _process_done_writes(self) -> None:
+        """Pass leased tasks to the worker, and wake the scheduler for the others.
+
+        This is done here and not by the callers of `submit`, which may have been cancelled
         meanwhile. A leased task that is not passed on would wait until its lease expires.
         """
-        context, new_tasks = self._context, [new_task for new_task, _ in items]
-        # Results that linger are written in the same transaction as the new tasks.
-        self.worker.result_writer.result_queues[partition].end_linger()
-        started_at = context.clock.local_ms()
+        done_writes, self._done_writes = self._done_writes, []
+        leased: list[Ingest] = []
         try:
-            results = await context.store.add(
-                new_tasks,
-                context.lease_terms,
-                quota=self.limits.max_tenant_unfinished_tasks,
-                lane_quota=self.limits.max_tenant_lanes,
-            )
-        except StoreUnavailable as error:
-            context.health.mark_failing(ADDING, error)
-            self.worker.leased_tasks.lost_replies[partition] += 1
-            if context.clock.local_ms() - started_at > _MAX_FAILURE_MS:
-                # The next group would take as long, and its callers wait already.
-                self._ingest_queues[partition].fail_waiting(error)
-            raise
-        context.health.mark_healthy(ADDING, partition)
-        horizon_end = context.clock.now_ms() + context.lease_terms.horizon_ms
+            for partition, _, write in done_writes:
+                ingests = self._unwritten.pop(write)
+                self._unwritten_counts[partition] -= len(ingests)
+                if write.cancelled():
+                    continue
+                error = write.exception()
+                if error is None:
+                    self._context.health.mark_healthy(ADDING, partition)
+                    self._select_leased(ingests, write.result(), leased)
+                elif isinstance(error, StoreUnavailable):
+                    self._context.health.mark_failing(ADDING, error)
+                    self.worker.leased_tasks.lost_replies[partition] += 1
+            if leased:
+                # In the next iteration of the event loop, the callers of `submit` respond to their
+                # clients. To start 8 attempts takes 0.7 ms, in which these clients would wait.
+                self.worker.delay_starts()
+                contents = {ingest.task.id: ingest.content for ingest in leased}
+                self.worker.add([ingest.task for ingest in leased], contents)
+        finally:
+            for _, future, write in done_writes:
+                _copy_outcome(write, future)
+
+    def _select_leased(
+        self, ingests: Sequence[Ingest], results: Sequence[AddResult], leased: list[Ingest]
+    ) -> None:
+        """Add the tasks that were leased to `leased`; report tasks that were added."""
+        context = self._context
         has_listeners = bool(self.events.listeners)
-        tasks: list[Task] = []
-        contents: list[TaskContent | None] = []
         added = AddStatus.ADDED  # read once, because it takes 0.27 us in Python 3.11
-        for (_, content), result in zip(items, results, strict=True):
+        for ingest, result in zip(ingests, results, strict=True):
             if result.status is not added:
                 continue
             task = result.task
             if has_listeners:
                 self._reporter.report_added(task)
             if result.leased:
-                tasks.append(task)
-                contents.append(content)
-            elif task.next_attempt_at <= horizon_end:
+                leased.append(ingest)
+            elif task.next_attempt_at <= context.clock.now_ms() + context.lease_terms.horizon_ms:
                 self.scheduler.wake()
-        if tasks:
-            # In the next iteration of the event loop, the callers of `submit` respond to their
-            # clients. To start 8 attempts takes 0.7 ms, in which these clients would wait.
-            self.worker.delay_starts()
-            self.worker.add(tasks, contents)
-        return results
+
+    async def _flush(self) -> None:
+        """Wait until no task waits to be written."""
+        while self._unwritten:
+            await asyncio.wait(tuple(self._unwritten))
 
     async def _find_known_lease_ids(self, partition: int) -> list[str]:
         """Return the ids of known leases after a lost reply of a partition, see `_known_lease_ids`.
@@ -298,13 +339,19 @@ class Engine:
         A write in flight may have ended a lease already, and the call whose reply was lost may have
         leased the same task again. Therefore the writes in flight are awaited first.
         """
-        await self._ingest_queues[partition].wait_for_groups_in_flight()
-        await self.worker.result_writer.wait_for_writes_in_flight(partition)
+        writes = [
+            write
+            for write, ingests in self._unwritten.items()
+            if ingests and self._partition_of(ingests[0].task.tenant) == partition
+        ]
+        if writes:
+            await asyncio.wait(writes)
+        await self.worker.result_writer.wait_for_writes(partition)
         return self._known_lease_ids()
 
     def _known_lease_ids(self) -> list[str]:
         """Return the ids of tasks that are leased to this process, or may be by a pending write."""
-        new_ids = [new_task.task.id for new_task, _ in self._ingest_queues.pending_items()]
+        new_ids = [each.task.id for ingests in self._unwritten.values() for each in ingests]
         releasing_ids = self.worker.result_writer.pending_release_ids()
         return [*self.worker.leased_tasks, *new_ids, *releasing_ids]
 
@@ -312,7 +359,7 @@ class Engine:
         """Wait until this process finishes a task; return None after `timeout_s`."""
         leased_task = self.worker.leased_tasks.get(task_id)
         if leased_task is not None and leased_task.is_busy:  # its result may linger already
-            self.worker.result_writer.end_linger(leased_task.task.tenant)
+            self.worker.result_writer.end_linger(self._partition_of(leased_task.task.tenant))
         return await self._reporter.wait_until_finished(task_id, timeout_s)
 
     async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:
@@ -350,7 +397,8 @@ class Engine:
             task, now = leased_task.task, self._context.clock.now_ms()
             task.next_attempt_at = min(task.next_attempt_at, now)
             task.wake_at = min(task.wake_at, now + self._context.lease_terms.length_ms)
-            self.worker.leased_tasks.add([leased_task.task], [leased_task.content])
+            contents = {} if leased_task.content is None else {task_id: leased_task.content}
+            self.worker.leased_tasks.add([leased_task.task], contents)
             return RetryNowStatus.DUE
         quota = self.limits.max_tenant_unfinished_tasks
         status = await self._context.store.retry_now(tenant, task_id, quota=quota)
@@ -507,6 +555,24 @@ class Engine:
             rate_per_second=None if rate is None else round(rate, 1),
             concurrency_limit=downstream.limiter.limit,
         )
+
+
+def _copy_outcome(
+    source: asyncio.Future[list[AddResult]], target: asyncio.Future[list[AddResult]]
+) -> None:
+    """End `target` as `source` has ended, unless its caller was cancelled."""
+    if target.done():
+        return
+    if source.cancelled():
+        target.cancel()
+    elif (error := source.exception()) is not None:
+        target.set_exception(error)
+    else:
+        target.set_result(source.result())
+
+
+async def _join(writes: Sequence[asyncio.Future[list[AddResult]]]) -> list[AddResult]:
+    return [result for results in await asyncio.gather(*writes) for result in results]
 
 
 def _build_rate_limiter(context: EngineContext) -> TenantRateLimiter | None:

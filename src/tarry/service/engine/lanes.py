@@ -34,9 +34,10 @@ if TYPE_CHECKING:
 
     from tarry.core.limiter import Limiter
     from tarry.core.verdict import DelayedPermit
+    from tarry.service.delivery import DeliveryResult
     from tarry.service.engine.endpoint_caps import EndpointCap
     from tarry.service.model import Task, TaskContent
-    from tarry.service.store import DueLane
+    from tarry.service.store import DueLane, TaskResult
     from tarry.wire.tasks import WaitReason
 
 MAX_LANES = 10_000  # at this number, lanes without tasks are removed to create another one
@@ -382,6 +383,8 @@ class LeasedTask(Struct, eq=False):
     is_dropped: bool = False  # whether it was removed from `LeasedTasks`; queues skip it
     start_slot: int | None = None  # see `Store.record_start`; None: no attempt was started
     startable_since: int = 0  # of the lane, when the last attempt was started
+    result: TaskResult | None = None  # the result that is being written
+    delivery_result: DeliveryResult | None = None  # for API callers that wait for the result
 
 
 class Lanes(dict[str, LocalLane]):

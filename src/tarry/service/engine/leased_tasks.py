@@ -15,7 +15,7 @@ from tarry.service.engine.attempt_slots import ADMITTED, LaneRotation
 from tarry.service.engine.lanes import LeasedTask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tarry.service.engine.attempt_slots import AttemptSlots
     from tarry.service.engine.lanes import Lanes, LocalLane, TenantState
@@ -73,14 +73,15 @@ class LeasedTasks(dict[str, LeasedTask]):
         """How many more tasks may be leased."""
         return self._max_leased - len(self)
 
-    def add(
-        self, tasks: Sequence[Task], contents: Sequence[TaskContent | None] | None = None
-    ) -> None:
-        """Add tasks that were leased to this process; a task that is already here is replaced."""
+    def add(self, tasks: Sequence[Task], contents: Mapping[str, TaskContent] = {}) -> None:
+        """Add tasks that were leased to this process; a task that is already here is replaced.
+
+        `contents` are the unpacked contents that are known, by the ids of tasks.
+        """
         now, lanes = self._now(), self._lanes
         latest_wake_at = now + _MAX_CLOCK_ERROR_MS + self._lease_ms  # see `startable_at`
         is_due, lane, lane_count = False, None, 0
-        for task, content in zip(tasks, contents or [None] * len(tasks), strict=True):
+        for task in tasks:
             task_id = task.id
             if task_id in self:  # it was leased again, or made due by `retry_now`
                 self.drop(self[task_id])
@@ -89,7 +90,7 @@ class LeasedTasks(dict[str, LeasedTask]):
                     lanes.increment_leased(lane, lane_count)
                 lane, lane_count = lanes[task.lane], 0
             lane_count += 1
-            leased_task = self[task_id] = LeasedTask(task, lane, content)
+            leased_task = self[task_id] = LeasedTask(task, lane, contents.get(task_id))
             # Most tasks: saves two calls.
             if not task.attempts and task.next_attempt_at <= now and task.wake_at <= latest_wake_at:
                 leased_task.is_queued = is_due = True

@@ -13,7 +13,7 @@ from collections import defaultdict
 from contextlib import suppress
 from functools import partial
 from math import ceil
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,7 +24,7 @@ from tarry.service.defaults import MAX_TRANSACTION_TASKS
 from tarry.service.delivery.targets import lane_name, parse_target
 from tarry.service.delivery.vendor_headers import QSTASH
 from tarry.service.engine.context import STORE, retry_until_stored
-from tarry.service.group_commit import AsyncGroupCommit, PartitionQueues
+from tarry.service.engine.write_buffer import WriteBuffer, WriteBuffers
 from tarry.service.model import BreakerChangeRecord, Status, Task, TaskContent
 from tarry.service.records.lane_activity import record_breaker_change
 from tarry.service.shutdown import cancel_and_wait
@@ -32,7 +32,7 @@ from tarry.service.store import FinishStatus, Release
 from tarry.wire.tasks import STATUS_NAMES, CallbackBody
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
     from typing import Any
 
     from tarry.service.delivery import DeliveryResult
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("tarry.service")
 _encode = msgspec.json.Encoder().encode
-_MAX_GROUP_RESULTS = 128
-"""Number of results that one transaction stores. With 64, as for new tasks, results wait behind new
-tasks while batches arrive: the p99 delay of retries was 390 to 550 ms instead of 125 ms."""
+_MAX_WRITE_RESULTS = 128
+"""Number of results that one call stores. With 64, as for new tasks, results wait behind new tasks
+while batches arrive: the p99 delay of retries was 390 to 550 ms instead of 125 ms."""
 _RESULT_LINGER_S = 0.005
 """How long a few results wait for new tasks, to be written in the same transaction. While requests
 of about seven tasks follow each other, this takes 13 % less processor time than two transactions
@@ -64,9 +64,6 @@ _FLUSH_CHECK_INTERVAL_S = 0.1
 
 # To read a member of an enum takes 0.27 us in Python 3.11, a constant 0.01 us.
 _SUPERSEDED, _CANCELLED = FinishStatus.SUPERSEDED, FinishStatus.CANCELLED
-_QueuedResult: TypeAlias = "tuple[TaskResult, LeasedTask | None, DeliveryResult | None]"
-"""A result, its leased task, and the delivery result for API callers that wait for the task. The
-leased task is None in `write_cancelled`, whose caller drops the task from `LeasedTasks` itself."""
 
 
 class ResultWriter:
@@ -85,19 +82,25 @@ class ResultWriter:
         self._reporter = context.reporter
         self._partition_of = context.store.partition_of
         self._linger_s = _RESULT_LINGER_S
-        self.result_queues: PartitionQueues[_QueuedResult, FinishStatus] = PartitionQueues(
-            lambda partition: AsyncGroupCommit(
-                partial(self._write_results, partition),
-                max_items=_MAX_GROUP_RESULTS,
-                max_pending=None,
+        self.results: WriteBuffers[LeasedTask, FinishStatus] = WriteBuffers(
+            lambda partition: WriteBuffer(
+                self._write_results,
+                self._on_results_written,
+                self._on_result_rejected,
+                health=context.health,
+                partition=partition,
+                max_items=_MAX_WRITE_RESULTS,
                 linger_s=self._linger_s,
             )
         )
-        self._release_queues: PartitionQueues[Release, None] = PartitionQueues(
-            lambda partition: AsyncGroupCommit(
+        self._releases: WriteBuffers[Release, FinishStatus] = WriteBuffers(
+            lambda partition: WriteBuffer(
                 partial(self._write_releases, partition),
+                partial(self._on_releases_written, partition),
+                _log_rejected_release,
+                health=context.health,
+                partition=partition,
                 max_items=MAX_TRANSACTION_TASKS,
-                max_pending=None,
             )
         )
         self._lane_writes: dict[int, set[asyncio.Task[None]]] = defaultdict(set)
@@ -115,29 +118,29 @@ class ResultWriter:
 
     def _set_linger(self, linger_s: float) -> None:
         self._linger_s = linger_s
-        for queue in self.result_queues:
-            queue.linger_s = linger_s
+        for buffer in self.results.values():
+            buffer.linger_s = linger_s
 
-    def end_linger(self, tenant: str) -> None:
-        """Write the results that linger in the partition of a tenant at once."""
-        self.result_queues[self._partition_of(tenant)].end_linger()
+    def end_linger(self, partition: int) -> None:
+        """Write the results that linger in a partition at once."""
+        self.results[partition].end_linger()
 
     def stop_lingering(self) -> None:
         """Write all results at once from now on: a stop may end before a linger does."""
         self._is_stopping = True
         self._set_linger(0.0)
-        for queue in self.result_queues:
-            queue.end_linger()
+        for buffer in self.results.values():
+            buffer.end_linger()
 
     @property
     def has_pending_writes(self) -> bool:
         """Whether results or released leases are not written yet."""
-        return bool(self.result_queues.pending_count or self._release_queues.pending_count)
+        return bool(self.results.pending_count or self._releases.pending_count)
 
-    async def wait_for_writes_in_flight(self, partition: int) -> None:
+    async def wait_for_writes(self, partition: int) -> None:
         """Wait until the results and released leases that are being written now are written."""
-        await self.result_queues[partition].wait_for_groups_in_flight()
-        await self._release_queues[partition].wait_for_groups_in_flight()
+        await self.results[partition].wait_for_writes()
+        await self._releases[partition].wait_for_writes()
 
     async def flush(self) -> bool:
         """Wait until all results and released leases are written; return whether they are.
@@ -163,28 +166,28 @@ class ResultWriter:
         return True
 
     async def _flush_all(self) -> None:
-        await self.result_queues.flush()
-        await self._release_queues.flush()
+        await self.results.flush()
+        await self._releases.flush()
 
     def _waits_for_failing_partitions(self) -> bool:
         """Return whether all pending writes are in partitions that fail, while others work."""
         health = self._context.health
-        pending = self.result_queues.pending_counts() | self._release_queues.pending_counts()
+        pending = self.results.pending_counts() | self._releases.pending_counts()
         return all(health.is_failing(STORE, partition) for partition in pending) and not all(
             map(health.is_partition_failing, range(self._context.store.partition_count))
         )
 
     async def stop(self) -> None:
         """Cancel all writes; the leases of tasks whose result was not written expire."""
-        for partition, count in sorted(self.result_queues.pending_counts().items()):
+        for partition, count in sorted(self.results.pending_counts().items()):
             _logger.warning(
                 "results not stored at stop, tasks are attempted again when their leases expire, "
                 "partition=%d count=%d",
                 partition,
                 count,
             )
-        await self.result_queues.stop()
-        await self._release_queues.stop()
+        await self.results.stop()
+        await self._releases.stop()
         await cancel_and_wait([write for writes in self._lane_writes.values() for write in writes])
 
     def post(
@@ -201,66 +204,51 @@ class ResultWriter:
         else:  # the next attempt waits for the write, which gets at least half of the time
             delay_ms = result.next_attempt_at - self._context.clock.now_ms()
             max_linger_s = delay_ms / 2000 if delay_ms >= _MIN_LINGER_DELAY_MS else 0.0
-        queue = self.result_queues[self._partition_of(result.task.tenant)]
-        queue.post((result, leased_task, delivery_result))
-        if max_linger_s is not None:
-            queue.end_linger(max_linger_s)
+        buffer = self.results[self._partition_of(result.task.tenant)]
+        leased_task.result, leased_task.delivery_result = result, delivery_result
+        buffer.post(leased_task, max_linger_s)
 
     async def write_cancelled(self, result: TaskResult) -> FinishStatus:
         """Write the result of a task that was cancelled between attempts; wait for the write."""
-        queue = self.result_queues[self._partition_of(result.task.tenant)]
-        return (await queue.submit([(result, None, None)]))[0]
+        context, partition = self._context, self._partition_of(result.task.tenant)
+        finish_statuses = await retry_until_stored(
+            lambda: context.store.finish([result]), context.health, partition
+        )
+        return finish_statuses[0]
 
-    async def _write_results(
-        self, partition: int, items: Sequence[_QueuedResult]
-    ) -> Sequence[FinishStatus]:
-        results, context = [item[0] for item in items], self._context
-        if context.encrypt_attempt is not None:
+    def _write_results(self, leased_tasks: list[LeasedTask]) -> Awaitable[list[FinishStatus]]:
+        encrypt_attempt = self._context.encrypt_attempt
+        results = [each.result for each in leased_tasks if each.result is not None]
+        if encrypt_attempt is not None:
             # Only the stored copy is encrypted: the reporter below needs the readable texts.
-            results = [_encrypt_texts(result, context.encrypt_attempt) for result in results]
-        try:
-            finish_statuses = await retry_until_stored(
-                lambda: context.store.finish(results), context.health, partition
-            )
-        except BaseException as error:
-            if isinstance(error, Exception) and len(items) > 1:
-                return await self._write_one_by_one(partition, items)
-            # The leases expire by themselves, and then a claim leases the tasks again.
-            for _, leased_task, _ in items:
-                if leased_task is not None:
-                    self._leased_tasks.drop(leased_task)
-            raise
-        now, leased_count_before = context.clock.now_ms(), len(self._leased_tasks)
-        for item, finish_status in zip(items, finish_statuses, strict=True):
-            result, leased_task, delivery_result = item
-            if leased_task is not None:
-                try:
-                    self._process_written(result, leased_task, delivery_result, finish_status, now)
-                except Exception:
-                    message = "result stored but post-processing failed, task=%s"
-                    _logger.exception(message, result.task.id)
+            results = [_encrypt_texts(result, encrypt_attempt) for result in results]
+        return self._context.store.finish(results)
+
+    def _on_results_written(
+        self, leased_tasks: list[LeasedTask], finish_statuses: Sequence[FinishStatus]
+    ) -> None:
+        now, leased_count_before = self._context.clock.now_ms(), len(self._leased_tasks)
+        for leased_task, finish_status in zip(leased_tasks, finish_statuses, strict=True):
+            result, delivery_result = leased_task.result, leased_task.delivery_result
+            leased_task.result = leased_task.delivery_result = None
+            assert result is not None  # noqa: S101 - set by `post`
+            try:
+                self._process_written(leased_task, result, delivery_result, finish_status, now)
+            except Exception:
+                message = "result stored but post-processing failed, task=%s"
+                _logger.exception(message, result.task.id)
         if len(self._leased_tasks) < leased_count_before:
             self._claim_wakeup.on_capacity()
-        return finish_statuses
 
-    async def _write_one_by_one(
-        self, partition: int, items: Sequence[_QueuedResult]
-    ) -> Sequence[FinishStatus]:
-        """Write results separately, so that one that the store rejects does not affect others."""
-        finish_statuses: list[FinishStatus] = []
-        for item in items:
-            try:
-                finish_statuses += await self._write_results(partition, [item])
-            except Exception:
-                _logger.exception("result not stored, task=%s", item[0].task.id)
-                # The same status as after a lost lease: the store has changed nothing.
-                finish_statuses.append(FinishStatus.SUPERSEDED)
-        return finish_statuses
+    def _on_result_rejected(self, leased_task: LeasedTask, error: BaseException) -> None:
+        _logger.error("result not stored, task=%s", leased_task.task.id, exc_info=error)
+        # The lease expires by itself, and then a claim leases the task again.
+        self._leased_tasks.drop(leased_task)
 
     def _process_written(
         self,
-        result: TaskResult,
         leased_task: LeasedTask,
+        result: TaskResult,
         delivery_result: DeliveryResult | None,
         finish_status: FinishStatus,
         now: int,
@@ -320,26 +308,26 @@ class ResultWriter:
             self._post_release(Release(task))
 
     def _post_release(self, release: Release) -> None:
-        self._release_queues[self._partition_of(release.task.tenant)].post(release)
+        self._releases[self._partition_of(release.task.tenant)].post(release)
 
     def pending_release_ids(self) -> list[str]:
         """Return the ids of tasks that were dropped, but are not released in the store yet."""
-        return [release.task.id for release in self._release_queues.pending_items()]
+        return [release.task.id for release in self._releases.pending_items()]
 
-    async def _write_releases(self, partition: int, releases: Sequence[Release]) -> Sequence[None]:
+    async def _write_releases(self, partition: int, releases: list[Release]) -> list[FinishStatus]:
         # A task that is released before its lane is parked would be claimed again at once.
         await self._wait_for_lane_writes(partition)
-        context = self._context
-        statuses = await retry_until_stored(
-            lambda: context.store.release(releases), context.health, partition
-        )
-        for release, finish_status in zip(releases, statuses, strict=True):
+        return await self._context.store.release(releases)
+
+    def _on_releases_written(
+        self, partition: int, releases: list[Release], finish_statuses: Sequence[FinishStatus]
+    ) -> None:
+        for release, finish_status in zip(releases, finish_statuses, strict=True):
             if finish_status is FinishStatus.CANCELLED:
                 self._reporter.report_cancelled(release.task)
             elif finish_status is FinishStatus.SUPERSEDED:
                 # Perhaps this process has claimed the task again, and the reply was lost.
                 self._leased_tasks.lost_replies[partition] += 1
-        return [None] * len(releases)
 
     def store_breaker_state(self, lane: LocalLane, attempt: AttemptRecord | None = None) -> None:
         """Start writing the breaker state of a lane to the store, if the state has changed.
@@ -459,6 +447,10 @@ class ResultWriter:
             # Set again: a claim that ran meanwhile may have returned tasks of the lane, and have
             # ended the wait in this process.
             lane.waits_until = until
+
+
+def _log_rejected_release(release: Release, error: BaseException) -> None:
+    _logger.error("lease not released, task=%s", release.task.id, exc_info=error)
 
 
 def _describe_transition(

@@ -50,7 +50,7 @@ from tarry.service.payloads import BodyStoreUnavailable, BodyUnavailable
 from tarry.service.shutdown import cancel_and_wait
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Coroutine, Sequence
+    from collections.abc import Awaitable, Coroutine, Mapping, Sequence
     from typing import Any
 
     from tarry.core.policy import Policy
@@ -137,10 +137,11 @@ class Worker:
         """The number of attempts in flight."""
         return self._slots.running_count
 
-    def add(
-        self, tasks: Sequence[Task], contents: Sequence[TaskContent | None] | None = None
-    ) -> None:
-        """Start each of these tasks, which were leased to this process, when it is due."""
+    def add(self, tasks: Sequence[Task], contents: Mapping[str, TaskContent] = {}) -> None:
+        """Start each of these tasks, which were leased to this process, when it is due.
+
+        `contents` are the unpacked contents that are known, by the ids of tasks.
+        """
         if self._is_stopping:
             self.result_writer.release_unadded(tasks)
         else:

@@ -51,7 +51,8 @@ def test_a_task_is_decoded_from_its_parts() -> None:
     number, decoded = decode_task(values)
 
     assert 9 == number
-    assert stored.as_stored(START_MS, START_MS + 5) == decoded
+    stored.set_added(START_MS, START_MS + 5)
+    assert stored == decoded
 
 
 def test_the_scripts_name_the_fields_of_a_state_likewise() -> None:

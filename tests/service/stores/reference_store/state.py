@@ -28,6 +28,18 @@ from tarry.service.store import (
 
 MINUTE_MS = 60_000
 DAY_MS = 86_400_000
+_FIELDS_OF_CALLER = (
+    "id",
+    "tenant",
+    "lane",
+    "key",
+    "fingerprint",
+    "packed_content",
+    "owned_body_ref",
+    "policy_id",
+    "policy_version",
+)
+"""The fields of a new task that are stored as they are; the store sets all others."""
 _MAX_STALE_ENTRIES = 64
 """A heap is rebuilt when its length exceeds twice its valid entries plus this number."""
 
@@ -381,7 +393,8 @@ class ReferenceState:
         """Add a task whose key is new; its state fields are reset."""
         queue = self.queue(task.lane)
         is_active = not queue.lane.paused and queue.lane.parked_until is None
-        stored = task.as_stored(now, task.next_attempt_at)
+        stored = Task(**{name: getattr(task, name) for name in _FIELDS_OF_CALLER})
+        stored.set_added(now, task.next_attempt_at)
         if is_active and terms is not None and stored.next_attempt_at <= now + terms.horizon_ms:
             stored = msgspec.structs.replace(
                 stored, **_lease_fields(terms, stored.next_attempt_at, now)

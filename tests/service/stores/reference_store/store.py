@@ -154,8 +154,14 @@ class ReferenceStore:
         due = task.next_attempt_at if new.delay_ms is None else now + new.delay_ms
         due_task = msgspec.structs.replace(task, next_attempt_at=max(now, due))
         row = self.state.add(due_task, now, terms if new.lease_on_add else None)
-        is_leased = row.task.status is Status.IN_FLIGHT
-        return AddResult(AddStatus.ADDED, copy(row.task), is_leased)
+        stored = row.task
+        task.set_added(
+            stored.created_at,
+            stored.next_attempt_at,
+            wake_at=stored.wake_at,
+            worker=stored.worker,
+        )
+        return AddResult(AddStatus.ADDED, task, stored.status is Status.IN_FLIGHT)
 
     def _free_quota(self, tenant: str, quota: int | None) -> int:
         """Return how many more live tasks a tenant may have; a large number without a quota."""

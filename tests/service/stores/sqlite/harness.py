@@ -91,7 +91,7 @@ class DatabaseFile:
     ) -> list[AddResult]:
         """Add a batch."""
         [results] = self.run(lambda tx: add.add(tx, batch, LEASE, quota, lane_quota))
-        return add.to_add_results(batch, LEASE, results)
+        return add.to_add_results(batch, results, LEASE)
 
     def add_one_by_one(
         self, batch: list[NewTask], quota: int | None = None, lane_quota: int | None = None

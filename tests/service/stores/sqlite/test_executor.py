@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import selectors
 import threading
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from tarry.errors import StoreUnavailable
+from tarry.service.group_commit import BACKGROUND, URGENT
 from tarry.service.model import Status
 from tarry.service.store import AddStatus, FinishStatus, NewTask
 from tarry.service.stores.sqlite import SqliteTaskStore, executor
@@ -22,11 +23,9 @@ from tarry.service.stores.sqlite.transaction import WriteTransaction
 from tests.service.stores.harness import LEASE, success_result, task
 from tests.service.stores.sqlite.harness import open_store
 
-T = TypeVar("T")
-
 
 async def submit_together(
-    store: SqliteTaskStore, operations: Iterable[Coroutine[Any, Any, T]]
+    store: SqliteTaskStore, operations: Iterable[Awaitable[Any]]
 ) -> list[Any]:
     """Submit operations while the writer is blocked, so that they form one group."""
     started, may_finish = threading.Event(), threading.Event()
@@ -220,15 +219,20 @@ async def test_urgent_operations_run_before_waiting_results_and_claims() -> None
     await asyncio.to_thread(started.wait)
     futures += [thread.submit(f"finish {number}", 3_000) for number in range(4)]
     await asyncio.sleep(0)  # one of them is in flight now
-    futures.append(thread.submit("add", 1, urgent=True))
+    futures.append(thread.submit("add", 1, URGENT))
     may_finish.set()
     await asyncio.gather(*futures)
     await thread.close()
     assert [["first"], ["finish 0"], ["add", "finish 1"], ["finish 2"], ["finish 3"]] == groups
 
 
-async def test_waiting_operations_of_many_tasks_do_not_share_a_transaction() -> None:
-    """A group of operations changes at most 64 tasks, so that no operation waits for long."""
+@pytest.mark.parametrize(
+    ("priority", "sizes"), [(URGENT, [1, 64, 64, 22]), (BACKGROUND, [1, 128, 22])]
+)
+async def test_waiting_operations_of_many_tasks_do_not_share_a_transaction(
+    priority: int, sizes: list[int]
+) -> None:
+    """A group adds at most 64 tasks and changes 128 others, so that no operation waits for long."""
     started, may_finish = threading.Event(), threading.Event()
     group_sizes: list[int] = []
 
@@ -241,8 +245,8 @@ async def test_waiting_operations_of_many_tasks_do_not_share_a_transaction() -> 
     thread = executor.ThreadExecutor("test", run)
     futures = [thread.submit(0, 1)]
     await asyncio.to_thread(started.wait)
-    futures += [thread.submit(number, 1) for number in range(150)]
+    futures += [thread.submit(number, 1, priority) for number in range(150)]
     may_finish.set()
     await asyncio.gather(*futures)
     await thread.close()
-    assert [1, 64, 64, 22] == group_sizes
+    assert sizes == group_sizes

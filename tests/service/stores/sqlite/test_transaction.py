@@ -83,7 +83,7 @@ def test_no_parameter_needs_an_adapter(database_file: DatabaseFile) -> None:
         tx.execute = record_types
         batch = [NewTask(task(n), lease_on_add=n > 1) for n in range(4)]
         results = add.add(tx, batch, LEASE, None)
-        leased = [added.task for added in add.to_add_results(batch, LEASE, results) if added.leased]
+        leased = [added.task for added in add.to_add_results(batch, results, LEASE) if added.leased]
         task_results = [
             success_result(leased[0]),
             retry_result(leased[1], START_MS + 5, renewed_lease=LEASE),

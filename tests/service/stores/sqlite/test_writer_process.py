@@ -254,7 +254,8 @@ def test_a_second_group_is_sent_before_the_first_is_committed(tmp_path: Path) ->
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         assert [[1], [1, 200]] == [
-            [entry.weight for entry in group] for group in executor._groups_in_flight
+            [entry.weight for call in group.calls for entry in call]
+            for group in executor._groups_in_flight
         ]
         os.kill(writer_pid(store), signal.SIGKILL)
         *failed, committed = await asyncio.gather(*pending, return_exceptions=True)

@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from tarry.service.api.problems import ApiError
     from tarry.service.api.routing import Handler
     from tarry.service.api.task_creation import TaskCreation
-    from tarry.service.model import Task, TaskContent
-    from tarry.service.store import AddResult, NewTask
+    from tarry.service.model import Task
+    from tarry.service.store import AddResult, Ingest
 
 _TOO_MANY_REQUESTS = 429
 _PUBLISH_PATH = b"/v2/publish/"
@@ -309,7 +309,7 @@ class QStashShim:
     async def _add(self, request: ApiRequest, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Create the tasks of all messages, or raise ApiError; return the result of each."""
         creation, limits = self._task_creation, self._context.engine.limits
-        built: list[tuple[NewTask, TaskContent]] = []
+        built: list[Ingest] = []
         try:
             for index, message in enumerate(messages):
                 prefix = f"[{index}] " if len(messages) > 1 else ""
@@ -360,9 +360,7 @@ class QStashShim:
         (result,) = await self._task_creation.submit([built])
         return result
 
-    async def _build(
-        self, request: ApiRequest, message: Message, key: str | None
-    ) -> tuple[NewTask, TaskContent]:
+    async def _build(self, request: ApiRequest, message: Message, key: str | None) -> Ingest:
         task_request = build_task_request({**message.fields, "idempotencyKey": key})
         timeout_ms = message.fields["policy"].get("attemptTimeoutMs")
         if timeout_ms is not None:
@@ -376,7 +374,7 @@ class QStashShim:
             vendor=QSTASH,
         )
         try:
-            self._check_flow_control(built[0].task.lane, message.flow_control)
+            self._check_flow_control(built.task.lane, message.flow_control)
         except BaseException:
             await self._task_creation.discard([built])
             raise

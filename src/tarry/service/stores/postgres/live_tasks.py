@@ -243,8 +243,8 @@ def _to_add_result(
     if result <= ADDED_LEASED:
         is_leased = result == ADDED_LEASED
         worker = terms.worker if is_leased and terms is not None else None
-        stored = task.as_stored(created_at, due, wake_at=wake_at, worker=worker)
-        return AddResult(_ADDED, stored, is_leased)
+        task.set_added(created_at, due, wake_at=wake_at, worker=worker)
+        return AddResult(_ADDED, task, is_leased)
     if result == EXISTS:
         found = existing.get((task.tenant, task.key))
         if found is None:

@@ -23,6 +23,7 @@ from tarry.service.stores.postgres import (
 )
 from tarry.service.stores.postgres.database import Database
 from tarry.service.stores.postgres.notifications import Notifications
+from tarry.service.stores.write_queues import WriteQueues
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -103,6 +104,12 @@ class PostgresTaskStore:
         self._leader_token = secrets.token_hex(16)
         self._may_lead = False
         self._next_partition_check = 0
+        self._writes = WriteQueues(
+            self.partition_of, add=self._add, finish=self._finish, release=self._release
+        )
+        self.add = self._writes.add
+        self.finish = self._writes.finish
+        self.release = self._writes.release
         self._meta_id: int | None = None
         """Identifies the table `meta`, and so the store: a table that is created again has another
         id."""
@@ -141,6 +148,7 @@ class PostgresTaskStore:
             _logger.warning("PostgreSQL may lose acknowledged tasks: %s", problem)
 
     async def close(self) -> None:
+        await self._writes.close()
         await self._notifications.close()
         if self._may_lead:
             self._may_lead = False
@@ -171,13 +179,12 @@ class PostgresTaskStore:
         """Tell other processes that they may find tasks to claim."""
         self._notifications.notify()
 
-    async def add(
+    async def _add(
         self,
         tasks: Sequence[store.NewTask],
-        terms: store.LeaseTerms | None = None,
-        *,
-        quota: int | None = None,
-        lane_quota: int | None = None,
+        terms: store.LeaseTerms | None,
+        quota: int | None,
+        lane_quota: int | None,
     ) -> list[store.AddResult]:
         results = await live_tasks.add(self.database, tasks, terms, quota, lane_quota)
         if any(_is_claimable(result) for result in results):
@@ -195,10 +202,15 @@ class PostgresTaskStore:
     ) -> store.ClaimResult:
         return await live_tasks.claim(self.database, terms, limit, per_lane, lane_limits)
 
-    async def finish(self, results: Sequence[store.TaskResult]) -> list[store.FinishStatus]:
+    async def _finish(self, results: Sequence[store.TaskResult]) -> list[store.FinishStatus]:
         statuses = await live_tasks.finish(self.database, results)
         if any(result.callback_task is not None for result in results):
             self.notify()
+        return statuses
+
+    async def _release(self, releases: Sequence[store.Release]) -> list[store.FinishStatus]:
+        statuses = await live_tasks.release(self.database, releases)
+        self.notify()
         return statuses
 
     def record_start(self, slot: int, task: model.Task) -> None:
@@ -315,7 +327,6 @@ class PostgresTaskStore:
         return await records.write_records(self.database, changes, self._now())
 
     # The other methods run a function of another module.
-    release = runs(live_tasks.release, notifies=True)
     cancel = runs(live_tasks.cancel)
     retry_now = runs(live_tasks.retry_now, notifies=True)
     delete_dead_letters = runs(finished_tasks.delete_dead_letters)

@@ -8,6 +8,7 @@ all of them, and has those that need state of their own.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tarry.service.store import PROCESS_KIND
@@ -28,6 +29,7 @@ from tarry.service.stores.redis.leader import LeaderLease
 from tarry.service.stores.redis.listener import WakeupListener
 from tarry.service.stores.redis.opening import StoreOpener
 from tarry.service.stores.redis.partitions import Partitions, raise_loss, select_available
+from tarry.service.stores.write_queues import WriteQueues
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -63,6 +65,15 @@ class RedisTaskStore(Partitions):
         self._sweeper = retention.Sweeper(self)
         self._leader = LeaderLease(self)
         self._listener: WakeupListener | None = None
+        self._writes = WriteQueues(
+            self.partition_of,
+            add=partial(transitions.add, self),
+            finish=partial(transitions.finish, self),
+            release=partial(transitions.release, self),
+        )
+        self.add = self._writes.add
+        self.finish = self._writes.finish
+        self.release = self._writes.release
 
     async def open(self) -> None:
         """Connect, and create the store if it does not exist."""
@@ -78,6 +89,7 @@ class RedisTaskStore(Partitions):
         listener, self._listener = self._listener, None
         if listener is not None:
             await listener.close()
+        await self._writes.close()
         await self._leader.release()
         await self.connection.close()
 
@@ -102,9 +114,6 @@ class RedisTaskStore(Partitions):
 
     # --- tasks ------------------------------------------------------------------------------------
 
-    add = transitions.add
-    finish = transitions.finish
-    release = transitions.release
     release_unknown_leases = transitions.release_unknown_leases
     cancel = transitions.cancel
     retry_now = transitions.retry_now

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace as copy_with
-
 from tarry.errors import ConfigurationError
 from tarry.service.store import (
     AddResult,
@@ -43,10 +41,9 @@ _MISSING_ID = to_raw(b"")
 async def add(
     partitions: Partitions,
     tasks: Sequence[NewTask],
-    terms: LeaseTerms | None = None,
-    *,
-    quota: int | None = None,
-    lane_quota: int | None = None,
+    terms: LeaseTerms | None,
+    quota: int | None,
+    lane_quota: int | None,
 ) -> list[AddResult]:
     """Add tasks."""
     packed_terms = None if terms is None else _pack_terms(terms)
@@ -75,8 +72,8 @@ def _to_add_result(
     if status == b"added":
         due, lease_end = values
         worker = terms.worker if terms is not None and lease_end else None
-        stored = new.task.as_stored(now, due, wake_at=lease_end or None, worker=worker)
-        return AddResult(AddStatus.ADDED, stored, worker is not None)
+        new.task.set_added(now, due, wake_at=lease_end or None, worker=worker)
+        return AddResult(AddStatus.ADDED, new.task, worker is not None)
     if status == b"existing":
         _, stored = decode_task(values)
         is_same = stored.fingerprint == new.task.fingerprint
@@ -84,7 +81,7 @@ def _to_add_result(
     if status == b"same_id":
         rule = f"must be new: {new.task.id} is the id of a task with another idempotency key"
         raise ConfigurationError("id", rule)
-    return AddResult(AddStatus(status.decode()), copy_with(new.task))
+    return AddResult(AddStatus(status.decode()), new.task)
 
 
 async def finish(partitions: Partitions, results: Sequence[TaskResult]) -> list[FinishStatus]:

@@ -78,7 +78,7 @@ class _TaskGroup(Struct, gc=False):
 
 
 def to_add_results(
-    tasks: Sequence[NewTask], terms: LeaseTerms | None, results: Sequence[InitialState | AddResult]
+    tasks: Sequence[NewTask], results: Sequence[InitialState | AddResult], terms: LeaseTerms | None
 ) -> list[AddResult]:
     """Convert the results of the function `add` below into the results of `Store.add`."""
     worker = None if terms is None else terms.worker
@@ -88,10 +88,9 @@ def to_add_results(
         if isinstance(result, AddResult):
             add_results.append(result)
             continue
-        created_at, due, wake_at, is_leased = result
-        leased_to = worker if is_leased else None
-        stored = new.task.as_stored(created_at, due, wake_at=wake_at, worker=leased_to)
-        add_results.append(AddResult(added, stored, is_leased))
+        task, (created_at, due, wake_at, is_leased) = new.task, result
+        task.set_added(created_at, due, wake_at=wake_at, worker=worker if is_leased else None)
+        add_results.append(AddResult(added, task, is_leased))
     return add_results
 
 

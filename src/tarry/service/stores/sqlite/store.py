@@ -8,12 +8,15 @@ Queries use a second connection, so that they do not wait for commits. The modul
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from inspect import signature
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from tarry.errors import ConfigurationError, StoreUnavailable
+from tarry.service import store
+from tarry.service.group_commit import BACKGROUND, URGENT, priority_of_new_tasks
 from tarry.service.store import AddStatus
 from tarry.service.stores.sqlite import (
     add,
@@ -29,7 +32,7 @@ from tarry.service.stores.sqlite import (
 )
 from tarry.service.stores.sqlite.clock import AnchoredClock
 from tarry.service.stores.sqlite.database import IN_MEMORY, SqliteDatabase
-from tarry.service.stores.sqlite.executor import ThreadExecutor
+from tarry.service.stores.sqlite.executor import BatchOperation, ThreadExecutor
 from tarry.service.stores.sqlite.operations import OperationCall
 from tarry.service.stores.sqlite.wakeups import Wakeups
 from tarry.service.stores.sqlite.worker_locks import LeaderLock, WorkerLock
@@ -37,13 +40,14 @@ from tarry.service.stores.sqlite.writer_process import WriterProcessExecutor, pi
 from tarry.service.stores.task_filters import MAX_SCANNED_ROWS
 
 P = ParamSpec("P")
+S = TypeVar("S")
 T = TypeVar("T")
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
     from types import CoroutineType
 
-    from tarry.service import model, store
+    from tarry.service import model
     from tarry.service.stores.sqlite.database import Clock
     from tarry.service.stores.sqlite.executor import Executor
     from tarry.service.stores.sqlite.schema import StorePath
@@ -121,6 +125,15 @@ class SqliteTaskStore:
         self._has_writer_process = writer_process
         self._writer: Executor | None = None
         self._reader: Executor | None = None
+        self._add: BatchOperation[store.NewTask, store.AddResult] = BatchOperation(
+            _build_add, self._unpack_added
+        )
+        self._finish: BatchOperation[store.TaskResult, store.FinishStatus] = BatchOperation(
+            _build_finish, self._unpack_finished
+        )
+        self._release: BatchOperation[store.Release, store.FinishStatus] = BatchOperation(
+            _build_release, self._unpack_released
+        )
 
     @property
     def partition_count(self) -> int:
@@ -173,6 +186,16 @@ class SqliteTaskStore:
         """
         return await _submit(self._writer, operation, weight, urgent=urgent)
 
+    def _write_batch(
+        self, operation: BatchOperation[S, T], items: Sequence[S], priority: int, *arguments: Any
+    ) -> Awaitable[list[T]]:
+        """Run an operation on items, together with those of other callers."""
+        if self._writer is None:
+            future: asyncio.Future[list[T]] = asyncio.get_running_loop().create_future()
+            future.set_exception(_not_open_error())
+            return future
+        return self._writer.submit_batch(operation, items, priority, *arguments)
+
     async def _write_and_notify(
         self, operation: Callable[[WriteTransaction], T], weight: int = 1, *, urgent: bool = True
     ) -> T:
@@ -190,20 +213,29 @@ class SqliteTaskStore:
         """Run a query on the second connection."""
         return await _submit(self._reader, query, 1, urgent=True)
 
-    async def add(
+    def add(
         self,
         tasks: Sequence[store.NewTask],
         terms: store.LeaseTerms | None = None,
         *,
         quota: int | None = None,
         lane_quota: int | None = None,
+    ) -> Awaitable[list[store.AddResult]]:
+        priority = priority_of_new_tasks(len(tasks))
+        return self._write_batch(self._add, tasks, priority, terms, quota, lane_quota)
+
+    def _unpack_added(
+        self,
+        tasks: Sequence[store.NewTask],
+        results: Sequence[Any],
+        terms: store.LeaseTerms | None,
+        *_: object,
     ) -> list[store.AddResult]:
-        call = OperationCall(add.add, tasks, terms, quota, lane_quota)
-        results = add.to_add_results(tasks, terms, await self.write(call, len(tasks)))
+        added = add.to_add_results(tasks, results, terms)
         # Most tasks are leased by this process, so other processes cannot claim them.
-        if any(_is_claimable(result) for result in results if not result.leased):
+        if any(_is_claimable(result) for result in added if not result.leased):
             self.notify()
-        return results
+        return added
 
     async def claim(
         self,
@@ -217,17 +249,24 @@ class SqliteTaskStore:
         operation = OperationCall(claim.claim, terms, limit, per_lane, lane_limits)
         return await self.write(operation, limit, urgent=False)
 
-    async def finish(self, results: Sequence[store.TaskResult]) -> list[store.FinishStatus]:
-        packed = list(map(finish.pack_result, results))
-        call = OperationCall(finish.finish, packed)
-        statuses = await self.write(call, len(packed), urgent=False)
+    def finish(self, results: Sequence[store.TaskResult]) -> Awaitable[list[store.FinishStatus]]:
+        return self._write_batch(self._finish, results, BACKGROUND)
+
+    def _unpack_finished(
+        self, results: Sequence[store.TaskResult], statuses: list[store.FinishStatus]
+    ) -> list[store.FinishStatus]:
         if any(map(_get_callback_task, results)):
             self.notify()
         return statuses
 
-    async def release(self, releases: Sequence[store.Release]) -> list[store.FinishStatus]:
-        operation = OperationCall(transitions.release, releases)
-        return await self._write_and_notify(operation, len(releases), urgent=False)
+    def release(self, releases: Sequence[store.Release]) -> Awaitable[list[store.FinishStatus]]:
+        return self._write_batch(self._release, releases, BACKGROUND)
+
+    def _unpack_released(
+        self, _: Sequence[store.Release], statuses: list[store.FinishStatus]
+    ) -> list[store.FinishStatus]:
+        self.notify()
+        return statuses
 
     def record_start(self, slot: int, task: model.Task) -> None:
         worker_lock = self.database.worker_lock
@@ -360,10 +399,29 @@ def _is_claimable(result: store.AddResult) -> bool:
     return result.status is _ADDED and task.next_attempt_at <= task.created_at + _WAKEUP_HORIZON_MS
 
 
+def _build_add(tasks: Sequence[store.NewTask], *arguments: Any) -> OperationCall[Any]:
+    # Without `Ingest.content`, because the writer process does not need it.
+    sent = [store.NewTask(new.task, new.delay_ms, new.lease_on_add) for new in tasks]
+    return OperationCall(add.add, sent, *arguments)
+
+
+def _build_finish(results: Sequence[store.TaskResult]) -> OperationCall[list[store.FinishStatus]]:
+    return OperationCall(finish.finish, list(map(finish.pack_result, results)))
+
+
+def _build_release(releases: Sequence[store.Release]) -> OperationCall[list[store.FinishStatus]]:
+    return OperationCall(transitions.release, releases)
+
+
 async def _submit(
     executor: Executor | None, operation: Callable[[Any], T], weight: int, *, urgent: bool
 ) -> T:
     if executor is None:
-        raise StoreUnavailable("the store is not open: call open() first")
-    result: T = await executor.submit(operation, weight, urgent=urgent)
+        raise _not_open_error()
+    priority = URGENT if urgent else BACKGROUND
+    result: T = await executor.submit(operation, weight, priority)
     return result
+
+
+def _not_open_error() -> StoreUnavailable:
+    return StoreUnavailable("the store is not open: call open() first")

@@ -38,8 +38,8 @@ from tarry.service.stores.sqlite.worker_locks import WorkerLock
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tarry.service.group_commit import CommitGroup
     from tarry.service.stores.sqlite.database import Answer
-    from tarry.service.stores.sqlite.executor import Group
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -125,12 +125,8 @@ class WriterProcessExecutor(Executor):
             self._process_start = None
         self._schedule_start()
 
-    def _send_group(self, group: Group) -> None:
-        try:
-            payload = encode_calls([entry.work for entry in group])
-        except Exception as error:  # noqa: BLE001 - else the callers would wait for ever
-            self._fail(group, error)
-            return
+    def _send_group(self, group: CommitGroup) -> None:
+        payload = encode_calls(group.operations)
         assert self.process is not None  # noqa: S101 - `_start_group` has checked it
         # If the process has ended, uvloop may raise an error here. The error is ignored, because
         # uvloop calls `_on_process_end` later, which sets the error of this group.
@@ -140,7 +136,7 @@ class WriterProcessExecutor(Executor):
     def _on_answers(self, payload: bytes) -> None:
         group = self._groups_in_flight[0]
         try:
-            answers = decode_answers([entry.work for entry in group], payload)
+            answers = decode_answers(group.operations, payload)
         except Exception as error:  # noqa: BLE001 - else the callers would wait for ever
             self._fail(group, error)
         else:
@@ -154,9 +150,6 @@ class WriterProcessExecutor(Executor):
         for group in tuple(self._groups_in_flight):
             self._fail(group, StoreUnavailable(msg))
         self._schedule_start()
-
-    def _fail(self, group: Group, error: Exception) -> None:
-        self._set_answers(group, [(None, error) for _ in group])
 
 
 class WriterProcess(asyncio.SubprocessProtocol):
