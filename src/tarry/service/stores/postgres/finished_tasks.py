@@ -143,11 +143,11 @@ async def _delete_tasks(tx: Transaction, tenants: Sequence[int | None], seqs: Se
     return int(await tx.fetch_value("SELECT tarry.delete_1($1, $2)", tenants, seqs))
 
 
-async def start_replay(database: Database, replay: ReplayRecord, now: int | None) -> ReplayRecord:
+async def start_replay(database: Database, replay: ReplayRecord) -> ReplayRecord:
     """Store a replay and return it; if its id is stored already, return the stored replay."""
 
     async def write(tx: Transaction) -> ReplayRecord:
-        time = await tx.fetch_value("SELECT tarry.now_1($1)", now)
+        time = await tx.fetch_value("SELECT tarry.now_1($1)", database.now())
         new = rules.start_replay(replay, time)
         names = (encode_text(replay.id), encode_text(replay.tenant))
         await tx.fetch(_INSERT_REPLAY, *names, time, encode(new))
@@ -165,7 +165,7 @@ async def get_replay(database: Database, tenant: str, replay_id: str) -> ReplayR
 
 
 async def list_replays(
-    database: Database, *, running: bool, tenant: str | None
+    database: Database, *, running: bool, tenant: str | None = None
 ) -> list[ReplayRecord]:
     """List up to 100 replays, newest first; with `running`, those that need steps, by due time."""
     conditions = ["running > 0"] if running else ["true"]
@@ -248,13 +248,11 @@ async def _end_step(tx: Transaction, replay: ReplayRecord, now: int) -> None:
     rules.end_step(replay, statuses, len(rows), last_id, now)
 
 
-async def cancel_replay(
-    database: Database, tenant: str, replay_id: str, now: int | None
-) -> ReplayRecord | None:
+async def cancel_replay(database: Database, tenant: str, replay_id: str) -> ReplayRecord | None:
     """End a replay; see `Store.cancel_replay`."""
 
     async def cancel(tx: Transaction) -> ReplayRecord | None:
-        time = await tx.fetch_value("SELECT tarry.now_1($1)", now)
+        time = await tx.fetch_value("SELECT tarry.now_1($1)", database.now())
         job = await tx.fetch_value(f"{_FIND_REPLAY} FOR UPDATE", encode_text(replay_id))
         replay = None if job is None else decode_replay(job)
         if replay is None or replay.tenant != tenant:

@@ -65,8 +65,7 @@ async def put_policy(
     policy: PolicyVersion,
     *,
     replace: bool,
-    quota: int | None,
-    now: int | None,
+    quota: int | None = None,
 ) -> tuple[PolicyWriteStatus, PolicyVersion]:
     """Create a policy; with `replace`, add a new version to a policy that exists."""
     name, policy_id = encode_text(policy.tenant), encode_text(policy.id)
@@ -74,7 +73,7 @@ async def put_policy(
     async def write(tx: Transaction) -> tuple[PolicyWriteStatus, PolicyVersion]:
         await tx.fetch(_LOCK, _POLICY_LOCK, name)
         newest = _decode_policy(await tx.fetch_row(_NEWEST_VERSION, name, policy_id))
-        tenant, time = await tx.fetch_row(_TENANT_ID, name, now)
+        tenant, time = await tx.fetch_row(_TENANT_ID, name, database.now())
         version_count, deleted_version = await tx.fetch_row(_COUNT_VERSIONS, tenant, policy_id)
         status, version = write_policy(
             policy,
@@ -104,7 +103,7 @@ def _decode_policy(row: Any) -> PolicyVersion | None:
 
 
 async def get_policy(
-    database: Database, tenant: str, policy_id: str, version: int | None
+    database: Database, tenant: str, policy_id: str, version: int | None = None
 ) -> PolicyVersion | None:
     """Return a version of a policy, by default the newest, or None if it does not exist."""
     names = (encode_text(tenant), encode_text(policy_id))
@@ -114,7 +113,7 @@ async def get_policy(
 
 
 async def list_policies(
-    database: Database, tenant: str, cursor: str | None, limit: int
+    database: Database, tenant: str, *, cursor: str | None = None, limit: int = 100
 ) -> RecordPage[PolicyVersion]:
     """List the newest version of each policy; the cursor is the previous page's last policy id."""
     after = encode_text(cursor or "")

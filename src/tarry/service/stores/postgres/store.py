@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import secrets
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.store import MAX_LISTED_RECORDS, AddStatus, StoreLost
@@ -234,16 +234,9 @@ class PostgresTaskStore:
     ) -> list[store.LaneLimits]:
         return await lanes.list_lane_limits(self.database, limit)
 
-    async def start_replay(self, replay: model.ReplayRecord) -> model.ReplayRecord:
-        return await finished_tasks.start_replay(self.database, replay, self._now())
-
-    async def get_replay(self, tenant: str, replay_id: str) -> model.ReplayRecord | None:
-        return await finished_tasks.get_replay(self.database, tenant, replay_id)
-
-    async def list_replays(
-        self, *, running: bool, tenant: str | None = None
-    ) -> list[model.ReplayRecord]:
-        return await finished_tasks.list_replays(self.database, running=running, tenant=tenant)
+    start_replay: Final = runs(finished_tasks.start_replay)
+    get_replay: Final = runs(finished_tasks.get_replay)
+    list_replays: Final = runs(finished_tasks.list_replays)
 
     async def replay_step(
         self,
@@ -261,29 +254,11 @@ class PostgresTaskStore:
             self.notify()
         return replay
 
-    async def cancel_replay(self, tenant: str, replay_id: str) -> model.ReplayRecord | None:
-        return await finished_tasks.cancel_replay(self.database, tenant, replay_id, self._now())
-
-    async def put_policy(
-        self, policy: model.PolicyVersion, *, replace: bool, quota: int | None = None
-    ) -> tuple[store.PolicyWriteStatus, model.PolicyVersion]:
-        now = self._now()
-        return await policies.put_policy(
-            self.database, policy, replace=replace, quota=quota, now=now
-        )
-
-    async def get_policy(
-        self, tenant: str, policy_id: str, version: int | None = None
-    ) -> model.PolicyVersion | None:
-        return await policies.get_policy(self.database, tenant, policy_id, version)
-
-    async def list_policies(
-        self, tenant: str, *, cursor: str | None = None, limit: int = 100
-    ) -> store.RecordPage[model.PolicyVersion]:
-        return await policies.list_policies(self.database, tenant, cursor, limit)
-
-    async def delete_policy(self, tenant: str, policy_id: str) -> store.PolicyWriteStatus:
-        return await policies.delete_policy(self.database, tenant, policy_id)
+    cancel_replay: Final = runs(finished_tasks.cancel_replay)
+    put_policy: Final = runs(policies.put_policy)
+    get_policy: Final = runs(policies.get_policy)
+    list_policies: Final = runs(policies.list_policies)
+    delete_policy: Final = runs(policies.delete_policy)
 
     def listen(self, callback: Callable[[], None]) -> None:
         if self.database.can_listen:
@@ -302,13 +277,8 @@ class PostgresTaskStore:
             await partitions.drop_partitions(self.database, time, retention.succeeded_ms)
         return result
 
-    async def export_records(
-        self, kind: store.RecordKind, *, cursor: str | None = None, limit: int = 1000
-    ) -> store.RecordPage[Any]:
-        return await transfer.export_records(self.database, kind, cursor, limit)
-
-    async def import_records(self, kind: store.RecordKind, records: Sequence[Any]) -> None:
-        await transfer.import_records(self.database, kind, records)
+    export_records: Final = runs(transfer.export_records)
+    import_records: Final = runs(transfer.import_records)
 
     async def has_other_processes(self) -> bool | None:
         return None

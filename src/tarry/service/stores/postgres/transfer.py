@@ -207,7 +207,7 @@ INSERT INTO tarry.replay_task SELECT * FROM unnest($1::text[], $2::uuid[]) ON CO
 
 
 async def export_records(
-    database: Database, kind: RecordKind, cursor: str | None, limit: int
+    database: Database, kind: RecordKind, *, cursor: str | None = None, limit: int = 1000
 ) -> RecordPage[Any]:
     """Return a page of records; the cursor is the key of the last row, in JSON."""
     if kind is RecordKind.RECORD:
@@ -259,9 +259,9 @@ _DECODERS: dict[RecordKind, Callable[[Row], Any]] = {
 }
 
 
-async def import_records(database: Database, kind: RecordKind, items: Sequence[Any]) -> None:
+async def import_records(database: Database, kind: RecordKind, records: Sequence[Any]) -> None:
     """Store records of one kind in one transaction."""
-    await database.transact(lambda tx: _IMPORTS[kind](tx, items))
+    await database.transact(lambda tx: _IMPORTS[kind](tx, records))
 
 
 async def _import_policies(tx: Transaction, policies: Sequence[PolicyVersion]) -> None:
