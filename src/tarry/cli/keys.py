@@ -16,7 +16,6 @@ from tarry.cli.serve import ConfigOption, require_service_packages
 from tarry.client.errors import NotFound
 from tarry.errors import ConfigurationError
 from tarry.runtime.effects import effects
-from tarry.service.records.api_keys import list_api_keys, put_api_key, revoke_api_key
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -68,6 +67,7 @@ def create(
     from uuid_utils import uuid7
 
     from tarry.service.api.auth import make_api_key
+    from tarry.service.records.api_keys import put_api_key
 
     key, record = make_api_key(tenant, str(uuid7()), name, role)
     _use_store(store_url, config_file, lambda store: put_api_key(store, record))
@@ -87,6 +87,9 @@ def list_(
     as_json: JsonOption = False,
 ) -> None:
     """List keys with their ids, including revoked keys. The keys themselves cannot be shown."""
+    require_service_packages()
+    from tarry.service.records.api_keys import list_api_keys
+
     now = effects.unix_time()
 
     def to_row(fields: dict[str, Any]) -> tuple[object, ...]:
@@ -120,6 +123,7 @@ def revoke(
 ) -> None:
     """Revoke a key. A running service may accept it for a few more seconds."""
     require_service_packages()
+    from tarry.service.records.api_keys import list_api_keys, revoke_api_key
 
     async def revoke_key(store: Store) -> tuple[bool, ApiKeyRecord | None]:
         keys = await list_api_keys(store)

@@ -16,6 +16,7 @@ from tarry.service.api.events import EventResource
 from tarry.service.engine.reporting import EngineEvent
 from tarry.service.model import AttemptRecord
 from tarry.service.records.api_keys import revoke_api_key
+from tarry.service.store import Store
 from tarry.testing import VirtualClock
 from tarry.wire.tasks import EventKind
 from tests.service.api.harness import NOW, ApiHarness, FakeTime
@@ -378,7 +379,7 @@ def test_a_stream_ends_when_its_key_cannot_be_checked(
     clock = VirtualClock()
     monkeypatch.setattr(FakeTime, "seconds", lambda _: clock.now())
 
-    async def fail(_: bytes) -> None:
+    async def fail(_store: Store, _digest: bytes) -> None:
         raise error
 
     async def test() -> None:
@@ -386,7 +387,7 @@ def test_a_stream_ends_when_its_key_cannot_be_checked(
         secret, _ = await create_key(api, "acme")
         reader = EventReader(api.api, key=secret)
         await reader.wait_for_start()
-        monkeypatch.setattr(api.store, "find_api_key", fail)
+        monkeypatch.setattr("tarry.service.api.auth.find_api_key", fail)
         async with asyncio.timeout(6.1):
             if isinstance(error, StoreUnavailable):
                 await reader.task
