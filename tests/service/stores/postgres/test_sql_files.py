@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 
 import pytest
 
 from tarry.service.stores.postgres.sql_files import load_schema, replace_placeholders
 
-pglast = pytest.importorskip("pglast")
+pglast = import_module("pglast")
 
 INPUT_MODES = {"FUNC_PARAM_IN", "FUNC_PARAM_DEFAULT"}
 
