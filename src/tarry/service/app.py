@@ -484,20 +484,23 @@ def make_store(
     With `must_exist`, a store is not created: this function or `Store.open` raises
     `ConfigurationError`.
     """
+    # A method that a store declares in one line is a class variable for pyright, which does not
+    # accept it as a method of a protocol. mypy compares the types of all methods with `Store`.
     check_setting("store", url)
     engine = find_engine(url)
     if engine is StoreEngine.POSTGRES:
         from tarry.service.stores.postgres import PostgresTaskStore
 
-        return PostgresTaskStore(url, strict_durability=strict_durability, must_exist=must_exist)
+        return PostgresTaskStore(url, strict_durability=strict_durability, must_exist=must_exist)  # pyright: ignore[reportReturnType]
     if engine is StoreEngine.REDIS:
         from tarry.service.stores.redis import RedisTaskStore
 
-        return RedisTaskStore(url, strict_durability=strict_durability, must_exist=must_exist)
+        return RedisTaskStore(url, strict_durability=strict_durability, must_exist=must_exist)  # pyright: ignore[reportReturnType]
     from tarry.service.stores.sqlite import IN_MEMORY, SqliteTaskStore
 
     if engine is StoreEngine.MEMORY:
-        return SqliteTaskStore(IN_MEMORY)  # another process could not access a database in memory
+        # Another process could not access a database in memory.
+        return SqliteTaskStore(IN_MEMORY)  # pyright: ignore[reportReturnType]
     path = sqlite_path(url)
     if must_exist:
         check_store_file(path)
@@ -505,7 +508,7 @@ def make_store(
         _create_file(path)
     _warn_if_public(path)
     _warn_if_public(Path(f"{path}-wal"))
-    return SqliteTaskStore(path, writer_process=writer_process)
+    return SqliteTaskStore(path, writer_process=writer_process)  # pyright: ignore[reportReturnType]
 
 
 def check_store_file(path: Path) -> None:

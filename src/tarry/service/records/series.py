@@ -64,7 +64,7 @@ async def list_series(store: RecordStore, step_ms: int, *, since: int) -> list[S
 
 
 def _add(sums: dict[str, int], stored: dict[str, int] | None, _now: int) -> dict[str, int]:
-    total = Counter(stored)
+    total: Counter[str] = Counter(stored)
     total.update(sums)
     return dict(total)
 

@@ -297,36 +297,36 @@ class PostgresTaskStore:
         return await records.write_records(self.database, changes, self._now())
 
     # The other methods run a function of another module.
-    cancel = runs(live_tasks.cancel)
-    retry_now = runs(live_tasks.retry_now, notifies=True)
-    delete_dead_letters = runs(finished_tasks.delete_dead_letters)
-    list_orphaned_bodies = runs(finished_tasks.list_orphaned_bodies)
-    forget_orphaned_bodies = runs(finished_tasks.forget_orphaned_bodies)
+    cancel: Final = runs(live_tasks.cancel)
+    retry_now: Final = runs(live_tasks.retry_now, notifies=True)
+    delete_dead_letters: Final = runs(finished_tasks.delete_dead_letters)
+    list_orphaned_bodies: Final = runs(finished_tasks.list_orphaned_bodies)
+    forget_orphaned_bodies: Final = runs(finished_tasks.forget_orphaned_bodies)
 
-    park = runs(lanes.park)
-    unpark = runs(lanes.unpark, notifies=True)
-    resume = runs(lanes.resume, notifies=True)
-    pause = runs(lanes.pause)
-    record_lane_limits = runs(lanes.record_lane_limits)
-    set_limits = runs(lanes.set_limits)
-    load_limits = runs(lanes.load_limits)
-    add_to_budgets = runs(lanes.add_to_budgets)
-    list_lanes = runs(lanes.list_lanes)
-    get_lane = runs(lanes.get_lane)
+    park: Final = runs(lanes.park)
+    unpark: Final = runs(lanes.unpark, notifies=True)
+    resume: Final = runs(lanes.resume, notifies=True)
+    pause: Final = runs(lanes.pause)
+    record_lane_limits: Final = runs(lanes.record_lane_limits)
+    set_limits: Final = runs(lanes.set_limits)
+    load_limits: Final = runs(lanes.load_limits)
+    add_to_budgets: Final = runs(lanes.add_to_budgets)
+    list_lanes: Final = runs(lanes.list_lanes)
+    get_lane: Final = runs(lanes.get_lane)
 
-    get_task = runs(queries.get_task)
-    list_tasks = runs(queries.list_tasks)
-    count_tasks = runs(queries.count_tasks)
-    last_attempts = runs(queries.last_attempts)
-    list_attempts = runs(queries.list_attempts)
-    list_attempts_of_tasks = runs(queries.list_attempts_of_tasks)
-    counters = runs(queries.counters)
-    attempts_per_minute = runs(queries.attempts_per_minute)
+    get_task: Final = runs(queries.get_task)
+    list_tasks: Final = runs(queries.list_tasks)
+    count_tasks: Final = runs(queries.count_tasks)
+    last_attempts: Final = runs(queries.last_attempts)
+    list_attempts: Final = runs(queries.list_attempts)
+    list_attempts_of_tasks: Final = runs(queries.list_attempts_of_tasks)
+    counters: Final = runs(queries.counters)
+    attempts_per_minute: Final = runs(queries.attempts_per_minute)
 
 
 def _is_claimable(result: store.AddResult) -> bool:
     """Return whether another process may lease a task that was added."""
-    task = result.task
+    task: Final = result.task
     return (
         not result.leased
         and result.status is _ADDED

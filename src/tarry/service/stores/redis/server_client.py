@@ -29,8 +29,8 @@ class ServerClient:
         self._build_client = build_client
         self._must_reconnect = must_reconnect
         self._timeout_errors = timeout_errors
-        self._client = build_client()
-        self.free_connections = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._client: Any = build_client()
+        self.free_connections: asyncio.Semaphore = asyncio.Semaphore(MAX_CONNECTIONS)
         self._running_counts: Counter[Any] = Counter()
         """The number of running commands by client."""
         self._has_timed_out = False

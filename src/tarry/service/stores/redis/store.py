@@ -9,7 +9,7 @@ all of them, and has those that need state of their own.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tarry.service.store import PROCESS_KIND
 from tarry.service.store_url import redact_store_url
@@ -114,10 +114,10 @@ class RedisTaskStore(Partitions):
 
     # --- tasks ------------------------------------------------------------------------------------
 
-    release_unknown_leases = transitions.release_unknown_leases
-    cancel = transitions.cancel
-    retry_now = transitions.retry_now
-    delete_dead_letters = transitions.delete_dead_letters
+    release_unknown_leases: Final = transitions.release_unknown_leases
+    cancel: Final = transitions.cancel
+    retry_now: Final = transitions.retry_now
+    delete_dead_letters: Final = transitions.delete_dead_letters
 
     async def claim(
         self,
@@ -133,45 +133,45 @@ class RedisTaskStore(Partitions):
     def record_start(self, slot: int, task: Task) -> None:
         """Do nothing: the leases of a dead process end when they expire."""
 
-    get_task = queries.get_task
-    list_tasks = queries.list_tasks
-    count_tasks = queries.count_tasks
-    last_attempts = queries.last_attempts
-    list_attempts = queries.list_attempts
-    list_attempts_of_tasks = queries.list_attempts_of_tasks
-    counters = queries.counters
-    attempts_per_minute = queries.attempts_per_minute
+    get_task: Final = queries.get_task
+    list_tasks: Final = queries.list_tasks
+    count_tasks: Final = queries.count_tasks
+    last_attempts: Final = queries.last_attempts
+    list_attempts: Final = queries.list_attempts
+    list_attempts_of_tasks: Final = queries.list_attempts_of_tasks
+    counters: Final = queries.counters
+    attempts_per_minute: Final = queries.attempts_per_minute
 
     # --- lanes ------------------------------------------------------------------------------------
 
-    park = lanes.park
-    unpark = lanes.unpark
-    pause = lanes.pause
-    resume = lanes.resume
-    set_limits = lanes.set_limits
-    load_limits = lanes.load_limits
-    record_lane_limits = lanes.record_lane_limits
-    list_lane_limits = lanes.list_lane_limits
-    add_to_budgets = lanes.add_to_budgets
-    get_lane = lanes.get_lane
-    list_lanes = lanes.list_lanes
+    park: Final = lanes.park
+    unpark: Final = lanes.unpark
+    pause: Final = lanes.pause
+    resume: Final = lanes.resume
+    set_limits: Final = lanes.set_limits
+    load_limits: Final = lanes.load_limits
+    record_lane_limits: Final = lanes.record_lane_limits
+    list_lane_limits: Final = lanes.list_lane_limits
+    add_to_budgets: Final = lanes.add_to_budgets
+    get_lane: Final = lanes.get_lane
+    list_lanes: Final = lanes.list_lanes
 
     # --- policies and replays ---------------------------------------------------------------------
 
-    put_policy = policies.put_policy
-    get_policy = policies.get_policy
-    list_policies = policies.list_policies
-    delete_policy = policies.delete_policy
-    start_replay = replays.start_replay
-    get_replay = replays.get_replay
-    list_replays = replays.list_replays
-    replay_step = replays.replay_step
-    cancel_replay = replays.cancel_replay
+    put_policy: Final = policies.put_policy
+    get_policy: Final = policies.get_policy
+    list_policies: Final = policies.list_policies
+    delete_policy: Final = policies.delete_policy
+    start_replay: Final = replays.start_replay
+    get_replay: Final = replays.get_replay
+    list_replays: Final = replays.list_replays
+    replay_step: Final = replays.replay_step
+    cancel_replay: Final = replays.cancel_replay
 
     # --- records ----------------------------------------------------------------------------------
 
-    read_records = records.read_records
-    list_records = records.list_records
+    read_records: Final = records.read_records
+    list_records: Final = records.list_records
 
     async def write_records(self, changes: Sequence[RecordChange]) -> bool:
         is_written = await records.write_records(self, changes)
@@ -184,7 +184,7 @@ class RedisTaskStore(Partitions):
     async def sweep(self, retention: Retention, limit: int) -> SweepResult:
         return await self._sweeper.sweep(retention, limit)
 
-    list_orphaned_bodies = retention.list_orphaned_bodies
-    forget_orphaned_bodies = retention.forget_orphaned_bodies
-    export_records = transfer.export_records
-    import_records = transfer.import_records
+    list_orphaned_bodies: Final = retention.list_orphaned_bodies
+    forget_orphaned_bodies: Final = retention.forget_orphaned_bodies
+    export_records: Final = transfer.export_records
+    import_records: Final = transfer.import_records

@@ -12,7 +12,7 @@ import asyncio
 from functools import partial
 from inspect import signature
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service import store
@@ -348,54 +348,54 @@ class SqliteTaskStore:
         return worker_lock.has_other_holders()
 
     # The other methods run a function of another module in a transaction.
-    get_task = reads(queries.get_task)
-    list_tasks = reads(queries.list_tasks)
-    last_attempts = reads(queries.last_attempts)
-    list_attempts = reads(queries.list_attempts)
-    list_attempts_of_tasks = reads(queries.list_attempts_of_tasks)
-    cancel = writes(transitions.cancel)
-    retry_now = writes(transitions.retry_now, notifies=True)
+    get_task: Final = reads(queries.get_task)
+    list_tasks: Final = reads(queries.list_tasks)
+    last_attempts: Final = reads(queries.last_attempts)
+    list_attempts: Final = reads(queries.list_attempts)
+    list_attempts_of_tasks: Final = reads(queries.list_attempts_of_tasks)
+    cancel: Final = writes(transitions.cancel)
+    retry_now: Final = writes(transitions.retry_now, notifies=True)
 
-    park = writes(lanes.park)
-    unpark = writes(lanes.unpark, notifies=True)
-    resume = writes(lanes.resume, notifies=True)
-    pause = writes(lanes.pause)
-    record_lane_limits = writes(lanes.record_lane_limits, weight="limits", urgent=False)
-    set_limits = writes(lanes.set_limits)
-    add_to_budgets = writes(lanes.add_to_budgets, weight="changes", urgent=False)
-    list_lanes = reads(lanes.list_lanes)
-    get_lane = reads(lanes.get_lane)
+    park: Final = writes(lanes.park)
+    unpark: Final = writes(lanes.unpark, notifies=True)
+    resume: Final = writes(lanes.resume, notifies=True)
+    pause: Final = writes(lanes.pause)
+    record_lane_limits: Final = writes(lanes.record_lane_limits, weight="limits", urgent=False)
+    set_limits: Final = writes(lanes.set_limits)
+    add_to_budgets: Final = writes(lanes.add_to_budgets, weight="changes", urgent=False)
+    list_lanes: Final = reads(lanes.list_lanes)
+    get_lane: Final = reads(lanes.get_lane)
 
-    put_policy = writes(policies.put_policy)
-    get_policy = reads(policies.get_policy)
-    list_policies = reads(policies.list_policies)
-    delete_policy = writes(policies.delete_policy)
+    put_policy: Final = writes(policies.put_policy)
+    get_policy: Final = reads(policies.get_policy)
+    list_policies: Final = reads(policies.list_policies)
+    delete_policy: Final = writes(policies.delete_policy)
 
-    counters = reads(queries.counters)
-    attempts_per_minute = reads(queries.attempts_per_minute)
+    counters: Final = reads(queries.counters)
+    attempts_per_minute: Final = reads(queries.attempts_per_minute)
 
-    start_replay = writes(finished_tasks.start_replay)
-    get_replay = reads(finished_tasks.get_replay)
-    list_replays = reads(finished_tasks.list_replays)
-    cancel_replay = writes(finished_tasks.cancel_replay)
-    delete_dead_letters = writes(
+    start_replay: Final = writes(finished_tasks.start_replay)
+    get_replay: Final = reads(finished_tasks.get_replay)
+    list_replays: Final = reads(finished_tasks.list_replays)
+    cancel_replay: Final = writes(finished_tasks.cancel_replay)
+    delete_dead_letters: Final = writes(
         finished_tasks.delete_dead_letters, weight="task_ids", urgent=False
     )
-    sweep = writes(finished_tasks.sweep, weight="limit", urgent=False)
-    list_orphaned_bodies = reads(finished_tasks.list_orphaned_bodies)
-    forget_orphaned_bodies = writes(
+    sweep: Final = writes(finished_tasks.sweep, weight="limit", urgent=False)
+    list_orphaned_bodies: Final = reads(finished_tasks.list_orphaned_bodies)
+    forget_orphaned_bodies: Final = writes(
         finished_tasks.forget_orphaned_bodies, weight="refs", urgent=False
     )
 
-    read_records = reads(records.read_records)
-    list_records = reads(records.list_records)
-    write_records = writes(records.write_records, weight="changes", urgent=False)
-    export_records = reads(transfer.export_records)
+    read_records: Final = reads(records.read_records)
+    list_records: Final = reads(records.list_records)
+    write_records: Final = writes(records.write_records, weight="changes", urgent=False)
+    export_records: Final = reads(transfer.export_records)
 
 
 def _is_claimable(result: store.AddResult) -> bool:
     """Return whether other processes may soon lease a task that was added without a lease."""
-    task = result.task
+    task: Final = result.task
     return result.status is _ADDED and task.next_attempt_at <= task.created_at + _WAKEUP_HORIZON_MS
 
 
