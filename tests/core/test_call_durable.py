@@ -134,6 +134,17 @@ def test_failure_without_a_downstream_is_decided_by_the_policy() -> None:
     assert Stop(Reason.PERMANENT) == resume_call(Policy()).record_failure(PERMANENT, 0.0, 0.5)
 
 
+def test_retry_that_cannot_fit_the_total_budget_is_not_scheduled() -> None:
+    """A failure ends the call if delay plus expected latency exceeds the total budget."""
+    downstream = Downstream("d")
+    downstream.latency.add(2.0)
+    policy = Policy(total_budget=10.0, initial_delay=1.0, jitter="none")
+    call = resume_call(policy, downstream)
+    call.start_or_defer(0.0)
+
+    assert Stop(Reason.TOTAL_BUDGET) == call.record_failure(TRANSIENT, 7.5, 0.5)
+
+
 def test_attempts_beyond_the_precomputed_commands() -> None:
     """A policy precomputes the first attempt commands; later ones are created when needed."""
     call = resume_call(Policy(max_attempts=100, attempt_timeout=3.0), attempts=50)

@@ -103,6 +103,15 @@ def test_quantiles_of_a_full_window_are_recent() -> None:
         assert n - 32 < newest <= n
 
 
+def test_replaced_durations_have_no_effect() -> None:
+    """After 512 new durations no old duration affects a quantile."""
+    latency = measure([1.0] * 512)
+    before = latency.quantile(0.5)
+    for _ in range(512):
+        latency.add(2.0)
+    assert (1.0, 2.0) == (before, latency.quantile(0.5))
+
+
 def test_tail_of_a_full_window() -> None:
     """The quantile 0.99 of 512 durations has five of them at or above it: 1 % of 513."""
     latency = measure([float(n) for n in range(512)])

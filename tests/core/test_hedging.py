@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from tarry.core.breaker import Breaker
-from tarry.core.budget import TokenBudget
+from tarry.core.budget import RatioBudget, TokenBudget
 from tarry.core.downstream import Downstream
 from tarry.core.hedging import HedgedCall, Hedging
 from tarry.core.hints import Hint
@@ -135,6 +135,15 @@ def test_overtaken_attempt_is_measured_as_one_that_was_longer() -> None:
     assert 0.1 == downstream.latency.quantile(0.5)
     call.record_success(2, 1.25, 0.9)
     assert [3.0, 5.0, 5.0] == [downstream.latency.quantile(q) for q in (0.963, 0.975, 0.985)]
+
+
+@pytest.mark.parametrize("outcome", [TRANSIENT, THROTTLED])
+def test_a_failure_starts_the_next_attempt_at_once(outcome: Outcome) -> None:
+    """A retryable failure starts the next attempt before the hedge is due."""
+    call = start_call(Hedging(after=10.0, max_attempts=3), Downstream("d"))
+    assert (SECOND, 11.0) == (call.record_failure(1, outcome, 1.0, 0.0), call.next_hedge_at)
+    assert (THIRD, None) == (call.record_failure(2, outcome, 2.0, 0.0), call.next_hedge_at)
+    assert Stop(Reason.ATTEMPTS) == call.record_failure(3, outcome, 3.0, 0.0)
 
 
 def test_a_failure_while_another_attempt_runs() -> None:
@@ -315,6 +324,15 @@ def test_hedges_cost_as_much_as_retries() -> None:
     assert 495 == budget.balance(1.0)
     call.record_success(2, 1.5, 0.0)
     assert 500 == budget.balance(1.5)
+
+
+def test_a_call_counts_once_for_a_ratio_budget() -> None:
+    """The first attempt counts as a call for the ratio, a hedge does not."""
+    budget = RatioBudget(1.0, min_per_second=0.1)
+    call = start_call(Hedging(after=1.0), Downstream("d", budget=budget))
+    assert SECOND == call.record_failure(1, TRANSIENT, 0.5, 0.0)
+    call.record_success(2, 1.0, 0.0)
+    assert 1.0 + 1.0 - 1.0 == budget.balance(1.0)
 
 
 def rate_limited_downstream(now: float) -> Downstream:

@@ -23,6 +23,11 @@ def total(window: SlidingWindow, now: float, column: int = 0) -> int:
     return window.total(column)
 
 
+def test_new_window_is_empty() -> None:
+    """In a new window every column is 0."""
+    assert [0, 0, 0] == [SlidingWindow(10.0, 3).total(column) for column in range(3)]
+
+
 def test_buckets_leave_one_by_one() -> None:
     """One event per bucket adds up to ten, and then drops by one per bucket."""
     window = SlidingWindow(10.0, 1)

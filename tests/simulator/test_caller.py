@@ -185,6 +185,18 @@ def test_on_end_gets_the_number_of_attempts(
     assert [expected] == harness.ends.attempts
 
 
+def test_timeout_before_the_request_arrives() -> None:
+    """The attempt times out, and the request still reaches the server."""
+    delays = iter([5.0, 0.0, 0.0, 0.0])
+    harness = start_call(
+        SUCCEEDS, SUCCEEDS, policy=steady_policy(timeout=1.0), network_delay=lambda: next(delays)
+    )
+
+    assert [(0.0, 2.0, None)] == harness.run()
+    assert [(2.0, 2), (5.0, 1)] == harness.node.requests
+    assert (2, 1) == (harness.recorder.attempt_count, summarize(harness.recorder).failures)
+
+
 # --- timeouts ------------------------------------------------------------------------------------
 
 
