@@ -424,6 +424,25 @@ async def test_a_newer_schema_is_rejected(server: Server, monkeypatch: pytest.Mo
     await running.close()
 
 
+async def test_data_of_an_unreleased_version_is_rejected(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The format has changed since; the error says what to do, and nothing is changed."""
+    url = f"{single_url(server)}?prefix=failures-{next(_numbers)}"
+    with monkeypatch.context() as older:
+        for name in ("SCHEMA_VERSION", "COMPATIBLE_VERSION", "_FIRST_VERSION"):
+            older.setattr(opening, name, 1)
+        old = RedisTaskStore(url)
+        await old.open()
+        await old.add([NewTask(task(1))])
+    new = RedisTaskStore(url)
+    with pytest.raises(ConfigurationError, match="unreleased version of tarry, whose data cannot"):
+        await new.open()
+    await new.close()
+    assert {Status.PENDING: 1} == await counts(old)
+    await old.close()
+
+
 async def counts(store: RedisTaskStore) -> dict[Status, int]:
     """Return the number of tasks by status, without zeros."""
     task_counts = (await store.counters()).task_counts

@@ -120,8 +120,9 @@ class _PartitionQueues(Generic[T, R]):
     def _queue(self, partition: int) -> AsyncGroupCommit[T, R]:
         queue = self._queues.get(partition)
         if queue is None:
-            queue = AsyncGroupCommit(self._commit, max_items=self._max_items)
-            self._queues[partition] = queue
+            queue = self._queues[partition] = AsyncGroupCommit[T, R](
+                self._commit, max_items=self._max_items
+            )
         return queue
 
     async def close(self) -> None:

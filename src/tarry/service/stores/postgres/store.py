@@ -107,9 +107,9 @@ class PostgresTaskStore:
         self._writes = WriteQueues(
             self.partition_of, add=self._add, finish=self._finish, release=self._release
         )
-        self.add = self._writes.add
-        self.finish = self._writes.finish
-        self.release = self._writes.release
+        self.add: Final = self._writes.add
+        self.finish: Final = self._writes.finish
+        self.release: Final = self._writes.release
         self._meta_id: int | None = None
         """Identifies the table `meta`, and so the store: a table that is created again has another
         id."""

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("tarry.service.store")
 
-SCHEMA_VERSION = 1
-COMPATIBLE_VERSION = 1
+SCHEMA_VERSION = 2
+_FIRST_VERSION = 2
+"""Earlier versions were never released."""
+COMPATIBLE_VERSION = 2
 """The oldest schema version whose processes work with the data of `SCHEMA_VERSION`. They also start
 on this data: during a rolling upgrade, a process of the previous release may crash."""
 DEFAULT_CLUSTER_PARTITIONS = 16
@@ -76,6 +78,12 @@ class StoreOpener:
         connection.identity = ""
         connection.unchecked_partitions = set()
         schema, *_, identity, _ = await connection.run(GLOBAL_PARTITION, "create", "read")
+        if schema is not None and schema < _FIRST_VERSION:
+            msg = (
+                f"the store at {self._name} was written by an unreleased version of tarry, whose "
+                "data cannot be upgraded: use another database or prefix"
+            )
+            raise ConfigurationError(msg)
         is_new = False
         if identity is None:
             others = range(1, partition_count)

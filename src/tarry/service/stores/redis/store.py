@@ -71,9 +71,9 @@ class RedisTaskStore(Partitions):
             finish=partial(transitions.finish, self),
             release=partial(transitions.release, self),
         )
-        self.add = self._writes.add
-        self.finish = self._writes.finish
-        self.release = self._writes.release
+        self.add: Final = self._writes.add
+        self.finish: Final = self._writes.finish
+        self.release: Final = self._writes.release
 
     async def open(self) -> None:
         """Connect, and create the store if it does not exist."""
