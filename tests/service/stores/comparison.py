@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeVar
@@ -106,29 +107,29 @@ class StoreComparison:
         self.stores = [factory(self.clock) for factory in self._factories]
         self._opened_stores += self.stores
         for store in self.stores:
-            self._run(store.open())
+            self._run(store.open)
 
     def transfer(self) -> None:
         """Continue with new stores, each with the records of the previous implementation."""
         # All records are read first: the factories may use the same server for the new stores.
-        exported = [self._run(_export_records(store)) for store in self.stores]
+        exported = [self._run(partial(_export_records, store)) for store in self.stores]
         self._factories = self._create_factories()
         self.crash()
         sources = [*exported[-1:], *exported[:-1]]
         for records, target in zip(sources, self.stores, strict=True):
             for kind, batch in records:
-                self._run(target.import_records(kind, batch))
+                self._run(partial(target.import_records, kind, batch))
 
     def close(self) -> None:
         """Close all stores."""
         for store in self._opened_stores:
-            self._run(store.close())
+            self._run(store.close)
         self._runner.close()
         self._folder.cleanup()
 
     def call_each(self, call: Callable[[int, Store], Awaitable[T]]) -> list[T]:
         """Call every store; return the results in the order of `STORE_FACTORIES`."""
-        return [self._run(call(index, store)) for index, store in enumerate(self.stores)]
+        return [self._run(partial(call, index, store)) for index, store in enumerate(self.stores)]
 
     def call_and_compare(self, call: Callable[[Store], Awaitable[T]]) -> T:
         """Call every store, check that the results are equal, and return the first."""
@@ -152,9 +153,11 @@ class StoreComparison:
         folder.mkdir()
         return folder
 
-    def _run(self, awaitable: Awaitable[T]) -> T:
+    def _run(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Call a method of a store in the event loop."""
+
         async def main() -> T:
-            return await awaitable
+            return await call()
 
         return self._runner.run(main())
 
