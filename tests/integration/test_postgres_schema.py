@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from importlib import import_module
 
 import pytest
@@ -220,14 +221,16 @@ async def test_tables_that_were_recreated_are_noticed(postgres_dsn: str, loss: s
         await new.open()
         await new.close()
     message = f"tables in schema {name} were emptied or recreated"
-    for call in (
-        old.ping(),
-        old.add([NewTask(task(1))]),
-        find_api_key(old, b"digest"),
-        record_worker(old, WorkerRecord(name="worker", host="host", pid=1, role="all")),
-    ):
+    worker = WorkerRecord(name="worker", host="host", pid=1, role="all")
+    calls: list[Callable[[], Awaitable[object]]] = [
+        old.ping,
+        lambda: old.add([NewTask(task(1))]),
+        lambda: find_api_key(old, b"digest"),
+        lambda: record_worker(old, worker),
+    ]
+    for call in calls:
         with pytest.raises(StoreLost, match=message):
-            await call
+            await call()
     if "DROP" in loss:
         await old.close()
         await old.open()
