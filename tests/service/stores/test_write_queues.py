@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -80,6 +82,31 @@ async def test_batch_of_several_partitions_keeps_its_order() -> None:
     partitions.error = StoreUnavailable("no reply in time")
     with pytest.raises(StoreUnavailable):
         await partitions.queues.add(batch)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_errors_of_several_partitions_are_not_logged(is_cancelled: bool) -> None:
+    """The caller gets one of them, or none if it was cancelled; asyncio reports no other one."""
+
+    async def fail(*_arguments: object) -> list[Any]:
+        raise StoreUnavailable("no reply in time")
+
+    reports: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, report: reports.append(report))
+    partition_of = FakePartitions().partition_of
+    queues = WriteQueues(partition_of, add=fail, finish=fail, release=fail)
+    batch = [NewTask(task(n, tenant=tenant)) for n, tenant in enumerate(("acme", "victim"))]
+    write = asyncio.ensure_future(queues.add(batch))
+    await asyncio.sleep(0)
+    if is_cancelled:
+        write.cancel()
+    with pytest.raises(asyncio.CancelledError if is_cancelled else StoreUnavailable):
+        await write
+    await queues.close()
+    del write, queues
+    await asyncio.sleep(0.01)  # until no task refers to the errors
+    gc.collect()
+    assert [] == reports
 
 
 async def test_empty_batches_have_no_results() -> None:

@@ -115,6 +115,8 @@ class _PartitionQueues(Generic[T, R]):
         ]
         if len(parts) == 1:
             return parts[0]
+        for part in parts:
+            part.add_done_callback(_retrieve_error)
         return asyncio.ensure_future(_join(list(positions.values()), parts))
 
     def _queue(self, partition: int) -> AsyncGroupCommit[T, R]:
@@ -130,6 +132,12 @@ class _PartitionQueues(Generic[T, R]):
         queues, self._queues = self._queues, {}
         for queue in queues.values():
             await queue.close()
+
+
+def _retrieve_error(part: asyncio.Future[Any]) -> None:
+    """Keep asyncio from logging an error: the caller gets only one of them, if any."""
+    if not part.cancelled():
+        part.exception()
 
 
 async def _join(
