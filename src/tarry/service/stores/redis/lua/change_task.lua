@@ -1,5 +1,5 @@
 --! uses records tasks
--- Cancels a task, or retries it now.
+-- Cancels a task, or retries it now. The fields of `state`: see tasks.lua.
 --
 -- args:    'cancel' or 'retry'
 --          tenant, id
@@ -23,7 +23,7 @@ local function cancel(state)
     return 'finished'
 end
 
--- Returns the reply; the task is due if it is 'due'.
+-- Returns the reply. With the reply 'due', the task is due now.
 local function retry(state)
     if state.s == PENDING then
         make_pending(id, state, math.min(state.d, now))
@@ -48,5 +48,6 @@ if action == 'cancel' then
     return status
 end
 local status = retry(state)
-flush_and_notify(status == 'due')
+local has_due_task = status == 'due'
+flush_and_notify(has_due_task)
 return status

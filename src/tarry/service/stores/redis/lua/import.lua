@@ -112,6 +112,6 @@ function importers.replayed_task(record)
 end
 
 for position, record in ipairs(records) do
-    importers[kind](record, ARGV[4 + position])
+    importers[kind](record, ARGV[4 + position]) -- the values follow four other arguments
 end
 flush()

@@ -9,8 +9,8 @@
 --   keyed_expiry:KIND        OWNER\0KEY of records that expire, by that time
 --   keyed_kinds              set of the kinds
 
--- Returns the keys of the records of an owner, and of their names.
-local function keyed_keys(owner, kind)
+-- Returns the Redis keys of two collections of an owner: of its records, and of their names.
+local function redis_keys_of(owner, kind)
     local suffix = kind .. ':' .. owner
     return base .. 'keyed:' .. suffix, base .. 'keyed_names:' .. suffix
 end
@@ -18,8 +18,8 @@ end
 -- Rebuilds the keys of an owner if they are missing. If the records are missing, the script fails,
 -- unless they expire: then they are written again soon. `expires` is nil if the caller does not
 -- know whether they do.
-local function check_keyed(owner, kind, expires)
-    local records_key, names_key = keyed_keys(owner, kind)
+local function rebuild_or_require(owner, kind, expires)
+    local records_key, names_key = redis_keys_of(owner, kind)
     local has_records = call('EXISTS', records_key) == 1
     if has_records == (call('EXISTS', names_key) == 1) then return end
     if has_records then
@@ -37,14 +37,14 @@ end
 
 -- Returns a record, or nil if there is none or it has expired.
 local function read_keyed(owner, kind, key)
-    local packed = call('HGET', (keyed_keys(owner, kind)), key)
+    local packed = call('HGET', (redis_keys_of(owner, kind)), key)
     local record = packed and decode(packed)
     local expires_at = record and record[3]
     if record and (not expires_at or expires_at > now) then return record end
 end
 
 local function delete_keyed(owner, kind, key)
-    local records_key, names_key = keyed_keys(owner, kind)
+    local records_key, names_key = redis_keys_of(owner, kind)
     call('HDEL', records_key, key)
     call('ZREM', names_key, key)
     call('ZREM', base .. 'keyed_expiry:' .. kind, owner .. '\0' .. key)
@@ -56,7 +56,7 @@ end
 -- Writes a record, unless its owner is a lane that does not exist.
 local function write_keyed(owner, kind, key, value, written_at, expires_at)
     if string.find(owner, '/', 1, true) and not find_lane(owner) then return end
-    local records_key, names_key = keyed_keys(owner, kind)
+    local records_key, names_key = redis_keys_of(owner, kind)
     call('HSET', records_key, key, encode({value, written_at, expires_at or false}))
     call('ZADD', names_key, 0, key)
     call('ZADD', base .. 'keyed_owners', 0, owner .. '\0' .. kind)
@@ -66,7 +66,7 @@ end
 
 local function delete_keyed_of_lane(lane_name)
     for _, kind in ipairs(call('SMEMBERS', base .. 'keyed_kinds')) do
-        local _, names_key = keyed_keys(lane_name, kind)
+        local _, names_key = redis_keys_of(lane_name, kind)
         for _, key in ipairs(call('ZRANGE', names_key, 0, -1)) do
             delete_keyed(lane_name, kind, key)
         end

@@ -23,15 +23,15 @@ local function read(addresses)
     local reply = {now}
     for _, address in ipairs(addresses) do
         local owner, kind, key = unpack(address)
-        check_keyed(owner, kind)
+        rebuild_or_require(owner, kind)
         append_keyed(reply, key, read_keyed(owner, kind, key) or {false, 0})
     end
     return reply
 end
 
 local function list(owner, kind, after, limit, max_bytes)
-    local _, names_key = keyed_keys(owner, kind)
-    check_keyed(owner, kind)
+    local _, names_key = redis_keys_of(owner, kind)
+    rebuild_or_require(owner, kind)
     local reply, bytes = {now}, 0
     local first = '(' .. after
     while true do
@@ -51,7 +51,7 @@ end
 
 local function has_conflict(change)
     local owner, kind, key, _, expected, is_unconditional, lifetime_ms = unpack(change, 1, 7)
-    check_keyed(owner, kind, lifetime_ms)
+    rebuild_or_require(owner, kind, lifetime_ms)
     if is_unconditional then return false end
     local record = read_keyed(owner, kind, key)
     return (record and record[1] or nil) ~= expected
@@ -82,8 +82,8 @@ local reply, bytes = {}, 0
 
 -- Appends the records with keys after `first`; returns whether the reply is complete.
 local function export(of_owner, of_kind, first)
-    local _, names_key = keyed_keys(of_owner, of_kind)
-    check_keyed(of_owner, of_kind)
+    local _, names_key = redis_keys_of(of_owner, of_kind)
+    rebuild_or_require(of_owner, of_kind)
     while true do
         local keys = call('ZRANGEBYLEX', names_key, first, '+', 'LIMIT', 0, limit)
         for _, key in ipairs(keys) do
@@ -101,9 +101,11 @@ local function export(of_owner, of_kind, first)
     end
 end
 
--- Without this check, the records of all tenants would be left out.
+-- Without this check, an export after the loss of `keyed_owners` would leave out all records.
 local has_owners = call('EXISTS', base .. 'keyed_owners') == 1
 require_key('keyed_owners', has_owners or call('EXISTS', base .. 'keyed_kinds') == 0)
+-- First the rest of the owner with which the previous page ended (kind '': there is none), then the
+-- owners after it.
 local is_complete = kind ~= '' and export(owner, kind, '(' .. after)
 local first = kind == '' and '-' or '(' .. owner .. '\0' .. kind
 while not is_complete do

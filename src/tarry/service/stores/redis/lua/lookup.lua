@@ -1,13 +1,13 @@
 -- Shared by all scripts: loads and creates the records of tenants, lanes and policy uses.
 --
 -- A record is read once, changed in memory, and written once by `flush`. Call `change_...` for each
--- record that was changed.
+-- record that was changed, or it is not written.
 
 local tenants, changed_tenants = {}, {} -- by name
 local lanes, changed_lanes = {}, {} -- by id, a number
 local policy_uses, changed_policy_uses = {}, {} -- by id
 
--- Returns the record of a tenant. A tenant that does not exist is stored if it is changed.
+-- Returns the record of a tenant. That of a new tenant is not stored before `change_tenant`.
 local function load_tenant(name)
     local tenant = tenants[name]
     if not tenant then
@@ -18,7 +18,7 @@ local function load_tenant(name)
     return tenant
 end
 
--- Returns the record of a tenant, for a change.
+-- Returns the record of a tenant, which `flush` writes.
 local function change_tenant(name)
     local tenant = load_tenant(name)
     if tenant.is_new then
@@ -54,8 +54,8 @@ local function find_lane(name)
     return id and load_lane(tonumber(id)) or nil
 end
 
--- Returns a new number for a record with a key of its own. If `meta` was lost, the first numbers
--- are in use.
+-- Returns a new number for a record with a key of its own. If `meta` was lost, it counts from 1
+-- again, so numbers that are in use are skipped.
 local function next_number(field, key)
     local number
     repeat
