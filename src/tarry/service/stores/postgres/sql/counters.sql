@@ -1,5 +1,6 @@
 -- Add changes to the counters of lanes, tenants and policies, and update the check times of lanes
--- and tenants.
+-- and tenants. `d` has the changes that the constants with assignments add. The order by
+-- `generation` finds a row without reading all of its old versions: see schema.py.
 CREATE OR REPLACE FUNCTION tarry.apply_1(p_changes tarry.change_1[]) RETURNS void ${PLPGSQL} AS $$
 DECLARE
     v_tenants integer[];
@@ -43,9 +44,9 @@ BEGIN
     END IF;
 END $$;
 
--- Many batches change one lane only. Without joins, this takes a third of the time. A transaction
--- that has just changed the generation of a row makes the condition of its update false. The next
--- try then finds the new generation.
+-- Do the same for a change of one lane, like that of many batches: without joins, it takes a third
+-- of the time. If another transaction has just changed the generation of a row, the update does not
+-- find the row. The next try then finds the new generation.
 CREATE OR REPLACE FUNCTION tarry.apply_to_one_lane_1(d tarry.change_1) RETURNS void ${PLPGSQL} AS $$
 DECLARE
     v_due_check bigint;
@@ -91,7 +92,7 @@ BEGIN
     END IF;
 END $$;
 
--- Return the new check times of the lanes, with the tenant of each.
+-- Add changes to the counters of lanes; return the new check times, with the tenant of each lane.
 CREATE OR REPLACE FUNCTION tarry.apply_to_lanes_1(
     p_changes tarry.change_1[], OUT tenants integer[], OUT due_checks bigint[],
     OUT expiry_checks bigint[]
@@ -142,8 +143,8 @@ BEGIN
     END IF;
 END $$;
 
--- Count attempts in their minute. The column `shard` spreads the rows over connections, so that
--- processes do not wait for each other.
+-- Count attempts in their minute, for their tenant and for all tenants (0). The column `shard`
+-- spreads the rows over connections, so that processes do not wait for each other.
 CREATE OR REPLACE FUNCTION tarry.count_attempts_1(
     p_tenants integer[], p_outcomes text[], p_now bigint
 ) RETURNS void ${PLPGSQL} AS $$

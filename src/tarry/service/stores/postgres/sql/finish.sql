@@ -1,7 +1,8 @@
 -- Lock what a transaction with several statements changes. Otherwise its second statement could
 -- wait for a lane that is locked by a transaction which waits for a tenant of the first statement.
--- Lanes of `p_new_lanes` that are missing are created first, as by `add_1`: another transaction may
--- be creating the same lane, and lock other lanes and tenants afterwards.
+-- Lanes of `p_new_lanes` that are missing are created before lanes and tenants are locked, as by
+-- `add_1`: another transaction may be creating the same lane, and lock other lanes and tenants
+-- afterwards.
 CREATE OR REPLACE FUNCTION tarry.lock_1(
     p_ids uuid[], p_lanes text[], p_new_lanes text[], p_tenants text[]
 ) RETURNS void
@@ -32,6 +33,8 @@ END $$;
 
 -- Write the results of attempts: log the attempt, and make the task PENDING, IN_FLIGHT (with a new
 -- lease, if a length is given) or finished. A result whose task has another version is superseded.
+-- `queue + 0` does not match the index `live_queue`: the primary key finds the tasks. A task
+-- without `kind`, the kind of its last failed attempt, waits in the queue of first attempts.
 CREATE OR REPLACE FUNCTION tarry.finish_1(
     p_results tarry.result_1[], p_logs bytea[], p_now bigint
 ) RETURNS smallint[]
@@ -108,7 +111,8 @@ BEGIN
         v_results[v.ords[i]] := v.results[i];
     END LOOP;
     PERFORM tarry.apply_1(v.changes || tarry.superseded_1((
-        SELECT array_agg(i.tenant) FROM unnest(v_results, p_results) AS i (result)
+        SELECT array_agg(i.tenant_name)
+        FROM unnest(v_results, p_results) AS i (result, tenant_name)
         WHERE i.result = ${SUPERSEDED})));
     IF v.tenants IS NOT NULL THEN
         PERFORM tarry.count_attempts_1(v.tenants, v.outcomes, v_now);
@@ -116,7 +120,7 @@ BEGIN
     RETURN v_results;
 END $$;
 
--- Return the changes of the counters by a superseded result of each tenant.
+-- Return changes that count a superseded result for each name of a tenant.
 CREATE OR REPLACE FUNCTION tarry.superseded_1(p_tenant_names text[]) RETURNS tarry.change_1[]
 ${PLPGSQL} AS $$
 BEGIN
