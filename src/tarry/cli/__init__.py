@@ -17,7 +17,7 @@ _EXTRAS = {
     **dict.fromkeys(("health", "workers", "secrets"), "cli,client"),
     "simulate": "sim",
 }
-"""The extra, by command, that installs all packages of the command; `cli` for the others."""
+"""The extras that install the packages of a command, by command; `cli` for all other commands."""
 
 
 def main() -> None:
@@ -26,7 +26,8 @@ def main() -> None:
         for name in ("rich", "typer"):
             import_module(name)
     except ImportError:
-        extra = _EXTRAS.get("".join(sys.argv[1:2]), "cli")
+        command = "".join(sys.argv[1:2])  # "" if there is none
+        extra = _EXTRAS.get(command, "cli")
         need = "tarry's command line needs typer and rich"
         sys.stderr.write(f"{need}: pip install 'tarry[{extra}]'\n")
         sys.exit(1)

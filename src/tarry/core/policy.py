@@ -61,7 +61,7 @@ STATUS_CLASSES = {f"{digit}xx": range(digit * 100, digit * 100 + 100) for digit 
 HEADER_NAME_PATTERN = "^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}$"
 """A token (RFC 9110, 5.6.2), at most 64 characters long."""
 _HOUR_S = 3600.0
-_MAX_PREPARED_ATTEMPTS = 32  # delays and commands of later attempts are computed when needed
+_MAX_PREPARED_ATTEMPTS = 32  # for later ones, delays and commands are computed when needed
 _DEFAULT_MAX_DELAY_S = 30.0
 _LIMITED_BACKOFFS = ("linear", "exponential")
 """The backoffs that `max_delay` limits."""
@@ -78,6 +78,7 @@ OTHER_FIELD_NAMES = {
 }  # fmt: skip
 """Arguments of urllib3, httpx and `tarry.retry`, with the corresponding fields of a policy."""
 _OTHER_KEYS_OF_FILES = ("preset", "breaker", "budget", "limiter", "hedging")
+"""The keys of a policy file that are not fields of a policy."""
 
 # For explain()
 _MAX_ROWS = 12

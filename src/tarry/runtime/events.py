@@ -36,11 +36,11 @@ _IMPORTED_LATE = (
     "difflib", "opcode", "tarry.core.events", "tarry.core.hints", "tarry.runtime.downstream",
     "tarry.runtime.hedge", "tarry.runtime.parallel",
 )  # fmt: skip
-"""The modules that calls import on first use, for example after the first failure, except
-`logging` and the log listener."""
+"""The modules that calls import when they first need them, for example after the first failure;
+without `logging` and the log listener, see `_finish_imports`."""
 
 _log_import_lock = PerProcess(threading.RLock)
-"""Held while a thread imports `logging`."""
+"""Held while a thread imports `logging`, and during a fork."""
 
 
 def _finish_imports() -> None:
@@ -49,8 +49,8 @@ def _finish_imports() -> None:
     A child inherits the lock of a module that another thread is importing. As the child does not
     have that thread, it would wait for the lock for ever.
 
-    `logging` cannot be imported here: it registers functions for forks, and those for the time
-    before the fork would not be called any more. So its import waits until the fork is over.
+    `logging` cannot be imported here: its import registers functions for forks, too late for those
+    that should run before this fork. So a thread that imports it waits until the fork is over.
     """
     for name in _IMPORTED_LATE:
         import_module(name)
@@ -80,7 +80,8 @@ class EventBus:
         """The built-in log listener; None until it is loaded. It logs nothing for calls whose first
         attempt succeeds."""
         self.is_log_enabled: Callable[[int], bool] = self._load_log_and_check
-        """Returns whether the log listener logs at a level. The first call loads the listener."""
+        """Takes a level, and returns whether the log listener logs at it. The first call loads the
+        listener."""
         self.last_record_number: int = 0
         """The number of the newest error record that forbids outer retries: see `error_record`."""
 

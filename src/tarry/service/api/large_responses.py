@@ -20,14 +20,15 @@ if TYPE_CHECKING:
     from tarry.wire.http import Scope, Send
 
 MAX_UNREAD_BYTES = 64 << 20
-"""Limit for all large responses that clients have not read yet; see `TenantShares`."""
+"""Limit for what clients of all tenants have not read yet; `TenantShares` limits each tenant."""
 MAX_TENANT_CONCURRENT_PAGES = 2
 """Pages of a tenant that are read from the store and encoded at the same time. Their sizes are not
-known yet, so they are not counted. More would not be faster: one thread reads, and one encodes."""
+known yet, so `MAX_UNREAD_BYTES` does not limit them. More would not be faster: one thread reads,
+and one encodes."""
 
 
 class LargeResponse(ApiResponse):
-    """A response whose size is counted until the client has read nearly all of it."""
+    """A response whose size is counted until the client has read all but what buffers hold."""
 
     tenant: str
     unread_bytes: TenantShares
@@ -69,7 +70,7 @@ class LargeResponseLimiter:
 
         async def handle(request: ApiRequest) -> ApiResponse:
             new_slots = asyncio.Semaphore(MAX_TENANT_CONCURRENT_PAGES)
-            # `Endpoint` sends, and thereby counts, the response as soon as the slot is free again.
+            # The size is counted when `Endpoint` sends the response, right after the slot is free.
             async with self._page_slots.setdefault(request.tenant, new_slots):
                 return cast("ApiResponse", await limited(request))
 

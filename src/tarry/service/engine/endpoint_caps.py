@@ -1,4 +1,4 @@
-"""The limits of the settings that all lanes of one tenant and endpoint share."""
+"""The limits of rate and concurrency that all lanes of one tenant and endpoint share."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from tarry.core.outcome import Outcome
 
 _BURST_S = 0.02  # attempts of 20 ms may start together, as with `AdaptiveLimit`
-_CLOCK_ERROR_S = 1e-6  # rounding errors of times in epoch seconds
-_MAX_SET_BACK_S = 1.0  # a clock that is set back further must not delay attempts
+_CLOCK_ERROR_S = 1e-6  # shorter delays are rounding errors of times in epoch seconds
+_MAX_SET_BACK_S = 1.0  # if the clock was set back further, `delay` forgets earlier starts
 
 
 class EndpointCap:
@@ -26,7 +26,7 @@ class EndpointCap:
         self._in_flight = 0
         self._max_in_flight: float = inf
         self._interval_s = 0.0  # between two starts; 0: the rate is not limited
-        self._next_start_at = -inf  # of evenly spaced starts
+        self._next_start_at = -inf  # if starts were evenly spaced; a burst may start earlier
 
     def configure(self, *, max_rate: float | None, max_in_flight: int | None) -> None:
         """Set the limits; attempts in flight stay counted."""
@@ -39,7 +39,10 @@ class EndpointCap:
         return self._in_flight >= self._max_in_flight
 
     def delay(self, now: float) -> float:
-        """Return the seconds until the rate admits an attempt."""
+        """Return the seconds until the rate admits an attempt.
+
+        If the clock was set back far, this resets `_next_start_at` to now.
+        """
         burst_s = max(0.0, _BURST_S - self._interval_s)
         if self._next_start_at > now + burst_s + self._interval_s + _MAX_SET_BACK_S:
             self._next_start_at = now
@@ -47,7 +50,7 @@ class EndpointCap:
         return delay if delay > _CLOCK_ERROR_S else 0.0
 
     def admits(self, now: float) -> bool:
-        """Return whether an attempt may start."""
+        """Return whether an attempt may start; may reset `_next_start_at`, see `delay`."""
         return not (self.is_full or self.delay(now))
 
     def acquire(self, now: float) -> float | None:

@@ -21,21 +21,26 @@ class LaneOwners:
 
     def __init__(self) -> None:
         self._process = ""
-        self._blocked_lanes: Mapping[str, Container[str]] = {}
+        self._blocked_lanes_by_process: Mapping[str, Container[str]] = {}
 
-    def assign(self, process: str, blocked_lanes: Mapping[str, Container[str]]) -> None:
+    def assign(self, process: str, blocked_lanes_by_process: Mapping[str, Container[str]]) -> None:
         """Set the name of this process, and all processes that claim.
 
-        `blocked_lanes` are the lanes whose target a process does not allow, by process.
+        `blocked_lanes_by_process` has the lanes whose target a process does not allow.
         """
         self._process = process
-        self._blocked_lanes = {process: (), **blocked_lanes}
+        self._blocked_lanes_by_process = {process: (), **blocked_lanes_by_process}
 
     def is_own(self, lane: str) -> bool:
-        """Return whether this process is the owner of a lane."""
-        if len(self._blocked_lanes) <= 1:
+        """Return whether this process is the owner of a lane.
+
+        If all processes block the lane, each is its owner.
+        """
+        if len(self._blocked_lanes_by_process) <= 1:
             return True
-        names = [name for name, blocked in self._blocked_lanes.items() if lane not in blocked]
+        names = [
+            name for name, blocked in self._blocked_lanes_by_process.items() if lane not in blocked
+        ]
         owner = max(names, key=lambda name: _weight(name, lane), default=self._process)
         return owner == self._process
 

@@ -1,4 +1,4 @@
-"""What a write of a policy does: nothing, a new policy, or another version of it."""
+"""Decides what a write of a policy does: nothing, a new policy, or another version of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tarry.service.model import PolicyVersion
 
 
-def write_policy(
+def decide_policy_write(
     policy: PolicyVersion,
     newest: PolicyVersion | None,
     *,
@@ -22,7 +22,7 @@ def write_policy(
     deleted_version: int,
     now: int,
 ) -> tuple[PolicyWriteStatus, PolicyVersion]:
-    """Return the result of `TaskStore.put_policy`. A version is to be added if it is written.
+    """Return the result of `TaskStore.put_policy`; `must_write` tells whether to add the version.
 
     `newest` is the stored version with the largest number, `version_count` the number of versions
     of all policies of the tenant, and `deleted_version` the last version before the policy was
@@ -40,6 +40,6 @@ def write_policy(
     return status, copy_with(policy, version=last_version + 1, created_at=now)
 
 
-def is_written(status: PolicyWriteStatus) -> bool:
-    """Return whether a version has to be added."""
+def must_write(status: PolicyWriteStatus) -> bool:
+    """Return whether the version of a decision has to be added."""
     return status in {PolicyWriteStatus.CREATED, PolicyWriteStatus.REPLACED}

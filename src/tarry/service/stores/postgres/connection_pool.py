@@ -38,7 +38,7 @@ class ConnectionPool:
 
     async def acquire(self) -> Any:
         """Return a connection for exclusive use; raise `TimeoutError` if none becomes free."""
-        if self._slots.locked():
+        if self._slots.locked():  # a timeout, which costs time, is needed only to wait
             async with asyncio.timeout(self._timeout_s):
                 await self._slots.acquire()
         else:
@@ -52,7 +52,10 @@ class ConnectionPool:
         return connection
 
     def _pop_idle(self) -> Any:
-        """Return the connection that was used last: the server has its plans in memory."""
+        """Remove and return the connection that was used last, or None if no connection is idle.
+
+        Its plans are most likely still in the server's memory.
+        """
         oldest = asyncio.get_running_loop().time() - _MAX_IDLE_S
         while self._idle and self._idle[0][1] < oldest:
             self._idle.pop(0)[0].terminate()
@@ -63,7 +66,7 @@ class ConnectionPool:
         return None
 
     def release(self, connection: Any) -> None:
-        """Return a connection that has completed its statements."""
+        """Take back a connection that has completed its statements."""
         self._used.discard(connection)
         if self._is_closed:
             connection.terminate()
@@ -72,7 +75,7 @@ class ConnectionPool:
         self._slots.release()
 
     def discard(self, connection: Any) -> None:
-        """Close a connection that may still run a statement; cancel the statement in this case."""
+        """Start to close a connection; a statement that it still runs is cancelled."""
         discard = asyncio.get_running_loop().create_task(self._close(connection))
         self._discards.add(discard)
         discard.add_done_callback(self._discards.discard)

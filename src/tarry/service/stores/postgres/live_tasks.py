@@ -114,7 +114,7 @@ _RETRY_STATUSES = (
 )
 _MAX_ADD_TRIES = 5
 _ADDED = AddStatus.ADDED  # read once, because it takes 0.27 us in Python 3.11
-_SEQ = -1  # the last column of a task
+_SEQ = -1  # index of the number of a task, the last column of its row
 
 
 class _Positions:
@@ -183,7 +183,7 @@ def _add_arguments(
         if not is_task_id(new.task.id):
             raise ConfigurationError("id", "must be a UUID in its usual form", new.task.id)
     task_list = [new.task for new in tasks]
-    # The part of a lane's name before the first slash is its tenant, as for `park`.
+    # A lane belongs to one tenant, so any of its tasks gives it.
     lane_tenant = {task.lane: task.tenant for task in task_list}
     task_tenants = [tenants.get(task.tenant) for task in task_list]
     task_lanes = [lanes.get(task.lane) for task in task_list]
@@ -280,11 +280,11 @@ async def claim(
     half_open: dict[str, int] = {}
     for row in rows:
         kind = row[0]
-        if kind == HEADER_ROW:
+        if kind == HEADER_ROW:  # has these three values in columns of tasks
             claimed.now, claimed.next_at = row["created_at"], row["next_attempt_at"]
             claimed.lost_attempts = row["attempts"]
         elif kind == HALF_OPEN_ROW:
-            half_open[decode_text(row["lane"])] = row["attempts"]
+            half_open[decode_text(row["lane"])] = row["attempts"]  # consecutive opens
         else:
             fields = tuple(row)
             task = decode_task(fields[1:])
@@ -371,12 +371,13 @@ async def _find_callback_tasks(tx: Transaction, results: Sequence[TaskResult]) -
         if result.callback_task is not None:
             tasks.append(result.callback_task)
         if result.status is not Status.PENDING:
-            del versions[result.task.id]
+            del versions[result.task.id]  # finished: later results of the task are superseded
     return tasks
 
 
 def _finish_arguments(results: Sequence[TaskResult], now: int | None) -> tuple[object, ...]:
     attempts = [result.attempt for result in results]
+    # With the length of a lease, `finish_1` stores a result that is PENDING as IN_FLIGHT.
     leases = [
         result.renewed_lease if result.status is Status.PENDING else None for result in results
     ]

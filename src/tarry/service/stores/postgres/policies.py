@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tarry.service.model import PolicyVersion
-from tarry.service.rules.policies import is_written, write_policy
+from tarry.service.rules.policies import decide_policy_write, must_write
 from tarry.service.store import MAX_PAGE_BYTES, PolicyWriteStatus, RecordPage
 from tarry.service.stores.postgres.rows import decode_row, encode_text
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _POLICY_LOCK = 0x7461_0004
 """The class of advisory locks with which policies of a tenant are changed one after the other."""
 _LOCK = "SELECT pg_advisory_xact_lock($1, hashtext($2))"
-_TENANT_ID = "SELECT (tarry.tenants_1(ARRAY[$1::text]))[1], tarry.now_1($2)"
+_TENANT_ID_AND_NOW = "SELECT (tarry.tenants_1(ARRAY[$1::text]))[1], tarry.now_1($2)"
 # The columns are in the order of the fields of the records.
 _SELECT_POLICY = """
 SELECT n.name, p.id, p.version, p.document, p.created_at
@@ -38,12 +38,14 @@ WITH RECURSIVE newest AS (
 SELECT n.name, p.id, p.version, p.document, p.created_at
 FROM newest AS p JOIN tarry.tenant AS n ON n.id = p.tenant ORDER BY p.number
 """
-_COUNT_VERSIONS = """
+# Sorted by `generation`, so that few old versions of the row are read: see schema.py.
+_VERSION_NUMBERS = """
 SELECT (SELECT count(*) FROM tarry.policy WHERE tenant = $1), coalesce((
     SELECT deleted_version FROM tarry.policy_use WHERE tenant = $1 AND policy = $2
     ORDER BY generation DESC LIMIT 1), 0)
 """
-_LAST_DELETED_VERSION = """
+# The update changes nothing: it locks an existing row, and makes RETURNING return it.
+_CREATE_AND_LOCK_USE = """
 INSERT INTO tarry.policy_use AS u (tenant, policy) VALUES ($1, $2)
 ON CONFLICT (tenant, policy) DO UPDATE SET tenant = excluded.tenant
 RETURNING u.id, u.deleted_version
@@ -54,7 +56,7 @@ INSERT INTO tarry.policy (tenant, id, version, document, created_at) VALUES ($1,
 _MARK_REPLACED = """
 UPDATE tarry.policy SET replaced_at = $1 WHERE tenant = $2 AND id = $3 AND version = $4
 """
-_DELETE_IF_UNUSED = """
+_MARK_DELETED_IF_UNUSED = """
 UPDATE tarry.policy_use SET deleted_version = $3
 WHERE tenant = $1 AND policy = $2 AND live_tasks <= 0 RETURNING id
 """
@@ -73,9 +75,9 @@ async def put_policy(
     async def write(tx: Transaction) -> tuple[PolicyWriteStatus, PolicyVersion]:
         await tx.fetch(_LOCK, _POLICY_LOCK, name)
         newest = _decode_policy(await tx.fetch_row(_NEWEST_VERSION, name, policy_id))
-        tenant, time = await tx.fetch_row(_TENANT_ID, name, database.now())
-        version_count, deleted_version = await tx.fetch_row(_COUNT_VERSIONS, tenant, policy_id)
-        status, version = write_policy(
+        tenant, time = await tx.fetch_row(_TENANT_ID_AND_NOW, name, database.now())
+        version_count, deleted_version = await tx.fetch_row(_VERSION_NUMBERS, tenant, policy_id)
+        status, version = decide_policy_write(
             policy,
             newest,
             replace=replace,
@@ -84,9 +86,9 @@ async def put_policy(
             deleted_version=deleted_version,
             now=time,
         )
-        if is_written(status):
+        if must_write(status):
             if newest is None:
-                use_id, _ = await tx.fetch_row(_LAST_DELETED_VERSION, tenant, policy_id)
+                use_id, _ = await tx.fetch_row(_CREATE_AND_LOCK_USE, tenant, policy_id)
                 reset = "UPDATE tarry.policy_use SET deleted_version = 0 WHERE id = $1"
                 await tx.fetch(reset, use_id)
             else:
@@ -137,9 +139,9 @@ async def delete_policy(database: Database, tenant: str, policy_id: str) -> Poli
         newest = _decode_policy(await tx.fetch_row(_NEWEST_VERSION, name, id_text))
         if newest is None:
             return PolicyWriteStatus.MISSING
-        tenant_id, _ = await tx.fetch_row(_TENANT_ID, name, None)
-        await tx.fetch(_LAST_DELETED_VERSION, tenant_id, id_text)
-        if not await tx.fetch(_DELETE_IF_UNUSED, tenant_id, id_text, newest.version):
+        tenant_id, _ = await tx.fetch_row(_TENANT_ID_AND_NOW, name, None)
+        await tx.fetch(_CREATE_AND_LOCK_USE, tenant_id, id_text)
+        if not await tx.fetch(_MARK_DELETED_IF_UNUSED, tenant_id, id_text, newest.version):
             return PolicyWriteStatus.CONFLICT
         statement = "DELETE FROM tarry.policy WHERE tenant = $1 AND id = $2"
         await tx.fetch(statement, tenant_id, id_text)

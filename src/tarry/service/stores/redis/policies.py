@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tarry.service.rules.policies import is_written, write_policy
+from tarry.service.rules.policies import decide_policy_write, must_write
 from tarry.service.store import MAX_PAGE_BYTES, PolicyWriteStatus, RecordPage
 from tarry.service.stores.redis.codec import to_policies
 
@@ -22,7 +22,7 @@ async def put_policy(
         reply = await partitions.run_for_tenant(policy.tenant, "policies", *state)
         now, version_count, deleted_version, *fields = reply
         newest = next(iter(to_policies(policy.tenant, fields)), None)
-        status, version = write_policy(
+        status, version = decide_policy_write(
             policy,
             newest,
             replace=replace,
@@ -31,7 +31,7 @@ async def put_policy(
             deleted_version=deleted_version,
             now=now,
         )
-        if not is_written(status):
+        if not must_write(status):
             return status, version
         expected = 0 if newest is None else newest.version
         arguments = ("write", version.tenant, version.id, expected, version.version, quota, now)

@@ -40,12 +40,13 @@ R = TypeVar("R")
 MAX_PENDING = 50_000
 """Backpressure limit: the sum of the weights of operations that may wait for the disk."""
 _MAX_BACKGROUND_WEIGHT = 2 * MAX_TRANSACTION_TASKS
-"""A group also writes this number of results. With `MAX_TRANSACTION_TASKS`, results wait behind new
-tasks while batches arrive: the p99 delay of retries was 390 to 550 ms instead of 125 ms."""
+"""A group may also have operations of this weight that write results. With
+`MAX_TRANSACTION_TASKS`, results wait behind new tasks while batches arrive: the p99 delay of
+retries was 390 to 550 ms instead of 125 ms."""
 
 
 class BatchOperation(Generic[T, R]):
-    """An operation on items, of which a group has one call for all entries with equal arguments.
+    """An operation on items; a group calls it once for all entries with equal arguments.
 
     `build` returns the operation for the items and the arguments. `unpack` is called in the event
     loop with the items, what the operation has returned, and the arguments; it returns the results.
@@ -104,7 +105,7 @@ class Executor(GroupCommit):
                 self._send_group(group)
             except Exception as error:  # noqa: BLE001 - else the callers would wait for ever
                 self._fail(group, error)
-            self._schedule_start()
+            self._schedule_start()  # more groups may be allowed in flight
 
     @abstractmethod
     def _send_group(self, group: CommitGroup) -> None:
@@ -128,7 +129,7 @@ class Executor(GroupCommit):
             if error is None:
                 self._set_value(entries, value)
             elif len(entries) > 1 and not isinstance(error, StoreUnavailable):
-                self._commit_alone(entries)
+                self._commit_alone(entries)  # the error of one entry must not affect the others
             else:
                 set_error(entries, error)
                 if isinstance(error, StoreUnavailable):
@@ -155,7 +156,7 @@ class Executor(GroupCommit):
 
 
 def _build_operation(entries: list[Entry]) -> Any:
-    """Return the operation of a call."""
+    """Return the operation that runs all entries of a call."""
     if entries[0].items is None:
         return entries[0].operation
     operation, *arguments = entries[0].operation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tarry.service.model import PolicyVersion
-from tarry.service.rules.policies import is_written, write_policy
+from tarry.service.rules.policies import decide_policy_write, must_write
 from tarry.service.store import MAX_PAGE_BYTES, PolicyWriteStatus, RecordPage
 from tarry.service.stores.sqlite.operations import write_operation
 from tarry.service.stores.sqlite.queries import decode_row
@@ -22,7 +22,7 @@ WHERE p.tenant = (SELECT id FROM tenant WHERE name = ?) AND
 """
 _NEWEST_VERSION = _SELECT_POLICY + "p.id = ? ORDER BY p.version DESC LIMIT 1"
 _ONE_VERSION = _SELECT_POLICY + "p.id = ? AND p.version = ?"
-_COUNT_VERSIONS = """
+_VERSION_NUMBERS = """
 SELECT (SELECT count(*) FROM policy WHERE tenant = ?1),
     ifnull((SELECT deleted_version FROM policy_use WHERE tenant = ?1 AND policy = ?2), 0)
 """
@@ -39,8 +39,8 @@ def put_policy(
     """Create a policy; with `replace`, add a new version to a policy that exists."""
     newest = get_policy(tx, policy.tenant, policy.id)
     tenant_id = tx.names.tenant_id(policy.tenant)
-    [(version_count, deleted_version)] = tx.execute(_COUNT_VERSIONS, (tenant_id, policy.id))
-    status, version = write_policy(
+    [(version_count, deleted_version)] = tx.execute(_VERSION_NUMBERS, (tenant_id, policy.id))
+    status, version = decide_policy_write(
         policy,
         newest,
         replace=replace,
@@ -49,7 +49,7 @@ def put_policy(
         deleted_version=deleted_version,
         now=tx.now,
     )
-    if is_written(status):
+    if must_write(status):
         _add_version(tx, tenant_id, version, newest)
     return status, version
 
