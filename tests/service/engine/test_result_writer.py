@@ -143,6 +143,24 @@ async def test_result_is_written_after_a_store_outage() -> None:
     await harness.engine.stop(1)
 
 
+async def test_a_stop_waits_for_a_store_without_partitions_that_responds_again() -> None:
+    """No other partition works meanwhile, so the wait ends only at the deadline of the stop."""
+    target = FakeTarget()
+    harness = EngineHarness(target)
+    faulty_store = FaultyStore(harness.store)
+    harness = EngineHarness(target, store=faulty_store)
+    await harness.engine.start()
+    faulty_store.failing_methods = {"finish"}
+    (task,) = await harness.add(harness.new_task())
+    await asyncio.sleep(1)
+    stopping = asyncio.ensure_future(harness.engine.stop(600))
+    await asyncio.sleep(20)
+    assert not stopping.done()
+    faulty_store.failing_methods = set()
+    await stopping
+    assert Status.SUCCEEDED is (await harness.get_task(task)).status
+
+
 class RecordingStore:
     """A store that records the time of each call of `add` and `finish`."""
 

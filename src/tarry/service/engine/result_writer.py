@@ -173,8 +173,9 @@ class ResultWriter:
         """Return whether all pending writes are in partitions that fail, while others work."""
         health = self._context.health
         pending = self.results.pending_counts() | self._releases.pending_counts()
+        partitions = range(self._context.store.partition_count)
         return all(health.is_failing(STORE, partition) for partition in pending) and not all(
-            map(health.is_partition_failing, range(self._context.store.partition_count))
+            health.is_failing(STORE, partition) for partition in partitions
         )
 
     async def stop(self) -> None:
