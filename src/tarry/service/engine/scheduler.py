@@ -1,6 +1,9 @@
 """The scheduler: claims as many tasks from the store as the worker has capacity for.
 
 Tasks are claimed up to one *horizon* (`LeaseTerms.horizon_ms`) before they are due.
+
+If the reply of a call that leases tasks is lost, the store may have leased tasks to this process
+of which the process does not know: *unknown leases*. They are released before the next claim.
 """
 
 from __future__ import annotations
@@ -34,7 +37,11 @@ _MAX_RECONCILIATION_WAIT_S = 0.25
 """How long a claim waits until the unknown leases of partitions are released. A partition that
 works needs a few milliseconds; the others are skipped."""
 _RECONCILIATION_PAUSE_S = 0.5
+"""Pause between two tries to release the unknown leases of a partition that fails."""
 _NO_VERSION = -1
+_FREE_LEASES_PER_CLAIMED_TASK = 4
+"""A claim leases at most a quarter of the free leases, so that it exceeds the limit of a tenant's
+leases, which the store does not know, only by a few."""
 _MIN_PAUSE_S = TURN_MS / 1000
 """Pause between two claims, unless the first has left due tasks unclaimed. It is as long as a turn,
 so that a single process claims as often as several processes together."""
@@ -43,8 +50,8 @@ so that a single process claims as often as several processes together."""
 class Scheduler:
     """Claims tasks for a worker, until `stop`; `wakeup` ends the pause between two claims.
 
-    `find_known_lease_ids` returns the ids of tasks that are leased to this process, or may be by a
-    pending write, after a lost reply of a partition.
+    After a lost reply of a partition, `find_known_lease_ids` returns the ids of this process's
+    leases there, including those that writes in progress may create.
     """
 
     def __init__(
@@ -61,10 +68,11 @@ class Scheduler:
         self._is_stopping = False
         self._next_release_at_ms = self._next_surplus_at_ms = 0.0
         self._reconciliations: dict[int, asyncio.Task[None]] = {}
-        """The partitions whose unknown leases are being released, if there are several."""
+        """Asyncio tasks that release unknown leases, by partition; empty with one partition."""
         self._unrestored_partitions: set[int] = set()
         """The partitions whose stored limits could not be loaded at the start."""
-        self._started_loads = self._applied_load = 0
+        # The calls of `load_limits` are numbered, because their results may come in another order.
+        self._last_load_number = self._applied_load_number = 0
         self._last_claim_ms = float("-inf")
         # Half the horizon, so that tasks added by other processes are claimed before they are due.
         self._poll_interval_s = context.lease_terms.horizon_ms / 2000
@@ -88,25 +96,27 @@ class Scheduler:
         lanes = context.lanes
         skipped = await self._reconcile() if self._worker.leased_tasks.lost_replies else []
         capacity = self._worker.leased_tasks.free_leases
-        lane_limits = lanes.claim_limits()
-        if 0 < capacity <= limits.max_leased // 4:  # with more, no tenant is at its limit
-            lane_limits |= dict.fromkeys(lanes.tenants_at_lease_limit(capacity), 0)
+        limits_by_name = lanes.claim_limits()  # names of lanes, and of tenants
+        # A tenant is at its limit if it has 4 * (free - max / 16) leases, see `SlotShares`. While
+        # more than a quarter of all leases are free, even all others are fewer.
+        if 0 < capacity <= limits.max_leased // 4:
+            limits_by_name |= dict.fromkeys(lanes.tenants_at_lease_limit(capacity), 0)
         max_claimed = limits.max_claimed * context.claim_turns.claim_factor
-        is_limited = capacity < max_claimed or 0 in lane_limits.values()
+        is_limited = capacity < max_claimed or 0 in limits_by_name.values()
         self._wakeup.was_capacity_limited = is_limited
-        # Attempts that end make no difference to these lanes.
-        lane_limits |= lanes.blocked_limits(context.clock.now_ms())
-        lane_limits |= dict.fromkeys(lanes.list_handed_over(context.clock.now_ms()), 0)
-        # A quarter of the free leases, so that one claim exceeds a tenant's limit only by a few.
-        limit = max(0, min(max_claimed, ceil(capacity / 4)))
+        # Added after `is_limited`: when attempts end, no more tasks of these lanes can be claimed.
+        limits_by_name |= lanes.blocked_limits(context.clock.now_ms())
+        limits_by_name |= dict.fromkeys(lanes.list_handed_over(context.clock.now_ms()), 0)
+        limit = max(0, min(max_claimed, ceil(capacity / _FREE_LEASES_PER_CLAIMED_TASK)))
         parked_before = set(lanes.parked)
+        # The clock of this process, which `synchronize` compares with that of the store.
         sent_at = context.clock.local_ms()
         self._last_claim_ms = context.clock.unrounded_ms()
         claim = await context.store.claim(
             context.lease_terms,
             limit=limit,
             per_lane=limits.max_lane_claimed,
-            lane_limits=lane_limits,
+            lane_limits=limits_by_name,
             skip=skipped,
         )
         context.clock.synchronize(sent_at, claim.now)
@@ -145,7 +155,7 @@ class Scheduler:
         return claim
 
     async def _reconcile(self) -> list[int]:
-        """Release unknown leases, and return the partitions of which none can be claimed yet.
+        """Release unknown leases; return the partitions from which the next claim takes no tasks.
 
         With several partitions, a partition that does not respond is retried in the background,
         while the tasks of the others are claimed.
@@ -157,14 +167,14 @@ class Scheduler:
         started: list[asyncio.Task[None]] = []
         for partition in lost_replies:
             if partition not in self._reconciliations:
-                reconciliation = asyncio.create_task(self._reconcile_partition(partition))
+                reconciliation = asyncio.create_task(self._recover_partition(partition))
                 self._reconciliations[partition] = reconciliation
                 started.append(reconciliation)
         if started:  # later claims do not wait again, so a partition that fails delays one claim
             await asyncio.wait(started, timeout=_MAX_RECONCILIATION_WAIT_S)
         return [*lost_replies]
 
-    async def _reconcile_partition(self, partition: int) -> None:
+    async def _recover_partition(self, partition: int) -> None:
         """Release the unknown leases of a partition, as soon as it is available."""
         health = self._context.health
         try:
@@ -214,13 +224,13 @@ class Scheduler:
         known = context.limit_table.stored
         if reload:
             known = replace(known, version=_NO_VERSION)
-        self._started_loads += 1
-        number = self._started_loads
+        self._last_load_number += 1
+        load_number = self._last_load_number
         limits = await context.store.load_limits(known)
         # Versions are not compared: after a failover that has lost writes, the version is smaller.
-        if limits is None or number < self._applied_load:
+        if limits is None or load_number < self._applied_load_number:
             return  # not changed, or the result of a later call was applied meanwhile
-        self._applied_load = number
+        self._applied_load_number = load_number
         context.limit_table.stored = limits
         for lane in context.lanes.values():
             context.limit_table.configure(lane.downstream)
@@ -243,7 +253,9 @@ class Scheduler:
             if isinstance(result, StoreUnavailable) and len(partitions) > 1:
                 self._context.health.mark_failing(STORE, result)
                 self._unrestored_partitions.add(partition)
-                self._worker.leased_tasks.lost_replies[partition] += 1  # until it is available
+                self._worker.leased_tasks.lost_replies[partition] += (
+                    1  # until they are loaded, see `_reconcile`
+                )
             elif isinstance(result, BaseException):
                 raise result
 
@@ -295,9 +307,9 @@ class Scheduler:
     ) -> None:
         """Change the breaker of a lane to the state that the lane has in the store.
 
-        `consecutive_opens` is how often in a row the breaker of a half-open lane has opened; None
-        if the lane is not half-open, 0 if it was parked although its breaker was closed.
-        `was_parked`: this process parked the lane before the claim.
+        `consecutive_opens` is None if the lane is not half-open in the store. Otherwise it is how
+        often in a row its breaker has opened; 0 if the lane was parked with a closed breaker.
+        `was_parked`: before the claim, the lane was in `Lanes.parked` of this process.
         """
         lane, now_s = self._context.lanes[name], self._context.clock.now_s()
         # The store leases no tasks of a lane that is paused or parked.
@@ -306,15 +318,16 @@ class Scheduler:
         if consecutive_opens is not None:
             lane.is_blocked = True
         if consecutive_opens == 0:
-            # Also set after a restart: the worker unparks the lane only if it has a wait reason.
+            # After a restart the reason is unknown, but the worker unparks only a lane with one.
             lane.wait_reason = lane.wait_reason or "the last attempt could not be made"
         elif consecutive_opens is not None:
             if breaker.state is BreakerState.CLOSED or not breaker.would_admit(now_s):
                 breaker.half_open(consecutive_opens)
                 self._worker.result_writer.record_half_open(name)
         elif was_parked or state_before is BreakerState.HALF_OPEN:
-            # Another worker has unparked the lane, or an operator has resumed it. If yet another
-            # worker had parked the lane, only the half-open breaker here shows it.
+            # Another worker has unparked the lane, or an operator has resumed it. If another worker
+            # parked it, it is not in `parked` here; the half-open breaker is then the only sign of
+            # it.
             self._context.lanes.parked.discard(name)
             lane.downstream.on_recovery(now_s)
         self._context.reporter.report_transition(state_before, breaker.state)
