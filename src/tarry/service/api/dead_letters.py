@@ -45,7 +45,7 @@ _replay_decoder = msgspec.json.Decoder(ReplayRequest)
 _REPLAYS_PATH = "/dead-letters/replays"
 _REPLAY_PATH = "/dead-letters/replays/{replayId}"
 _MAX_UNFINISHED_REPLAYS = 100
-"""Of a tenant. Each of them is written to the store from time to time."""
+"""Maximum number of a tenant. Each of them is written to the store again with each step."""
 _PURGE_CHUNK_TASKS = 500
 """Maximum number of tasks that one call of the store deletes."""
 _MAX_PURGE_CHUNKS = 20
@@ -63,7 +63,7 @@ class DeadLetterResource:
     async def list_dead_letters(self, request: ApiRequest) -> ApiResponse:
         """List dead letters, newest first."""
         query = request.parse_query(DeadLetterQuery)
-        search = _check_dead_letter_search(query)
+        search = _to_dead_letter_search(query)
         page = await self._tasks.read_page(request.tenant, search, query.cursor, query.limit)
         return json_response(200, page)
 
@@ -80,7 +80,7 @@ class DeadLetterResource:
         With the `nextCursor`, the next request counts older ones, also in groups of this response.
         """
         query = request.parse_query(DeadLetterGroupQuery)
-        search = _check_dead_letter_search(query)
+        search = _to_dead_letter_search(query)
         with problems.convert_errors("cursor"):
             page = await self._tasks.finder.group(
                 request.tenant,
@@ -97,9 +97,9 @@ class DeadLetterResource:
         """Delete dead letters permanently."""
         query = request.parse_query(PurgeQuery)
         tenant, store = request.tenant, self._context.store
-        search = _check_dead_letter_search(query)
-        filters = [SEARCH_FIELDS[name].api_name for name in DEAD_LETTER_FILTERS]
-        check_not_empty(search, filters, is_all=query.all)
+        search = _to_dead_letter_search(query)
+        filter_names = [SEARCH_FIELDS[name].api_name for name in DEAD_LETTER_FILTERS]
+        check_not_empty(search, filter_names, is_all=query.all)
         purged_count, cursor = 0, query.cursor
         try:
             for _ in range(_MAX_PURGE_CHUNKS):
@@ -122,7 +122,7 @@ class DeadLetterResource:
         _REPLAYS_PATH,
         "createReplay",
         ReplayJob,
-        (200, 201),
+        statuses=(200, 201),
         errors=(429,),
         body=ReplayRequest,
     )
@@ -136,16 +136,17 @@ class DeadLetterResource:
             rule = f"must be at least {MIN_REPLAY_RATE}, or 0 to replay all at once"
             raise problems.invalid("rate", rule, rate)
         check_epoch_ms("filter.before", replay_filter.before)
-        search = _check_dead_letter_search(replay_filter, "filter.")
-        limits = filter(None, (replay_filter.before, search.finished_before))
+        search = _to_dead_letter_search(replay_filter, "filter.")
+        # A replay stores the bound in `before` only; 0: the store uses its current time.
+        bounds = filter(None, (replay_filter.before, search.finished_before))
         replay = ReplayRecord(
             id=self._context.new_id(),
             tenant=request.tenant,
             search=msgspec.structs.replace(search, finished_before=None),
-            before=min(limits, default=0),  # 0: the store sets it to its time
+            before=min(bounds, default=0),
             rate=rate,
         )
-        search = search_of_replay(replay)
+        search = search_of_replay(replay)  # with the bound
         if not replay_request.dry_run:
             check_not_empty(
                 search, ReplayFilter.__struct_encode_fields__, is_all=replay_request.all
@@ -202,5 +203,5 @@ class DeadLetterResource:
         return json_response(200, view)
 
 
-def _check_dead_letter_search(query: Search, parent_field: str = "") -> Search:
+def _to_dead_letter_search(query: Search, parent_field: str = "") -> Search:
     return msgspec.structs.replace(check_search(query, parent_field), status="EXHAUSTED")

@@ -23,7 +23,7 @@ MAX_BREAKER_CHANGES = 20
 LATENCY_WINDOW_MS = 300_000
 """The length of a `LatencyWindow`."""
 MAX_LATENCY_WINDOWS = 2
-"""How many intervals with attempts are kept for a lane."""
+"""How many windows with attempts are kept for a lane."""
 
 BUCKETS_PER_DOUBLING = 4
 """Each bucket ends 19 % higher than the previous one: by a factor of 2 ** (1 / 4)."""
@@ -63,7 +63,10 @@ def add_change(activity: LaneActivity, change: BreakerChangeRecord) -> LaneActiv
 
 
 def add_latencies(activity: LaneActivity, counts: Mapping[str, int], now: int) -> LaneActivity:
-    """Return the activity with `counts` added to the window of `now`; if empty, with no windows."""
+    """Return the activity with `counts` added to the window of `now`.
+
+    Empty `counts` remove all windows.
+    """
     if not counts:
         return copy_with(activity, windows=[])
     at, windows, total = now - now % LATENCY_WINDOW_MS, list(activity.windows), Counter(counts)
@@ -75,7 +78,7 @@ def add_latencies(activity: LaneActivity, counts: Mapping[str, int], now: int) -
 
 
 _ACTIVITIES = RecordCollection[LaneActivity]("lane activity", LaneActivity)
-"""Owned by lanes, so an activity is removed with its lane."""
+"""Each activity is owned by its lane, so it is removed with the lane."""
 
 
 async def record_breaker_change(store: RecordStore, lane: str, change: BreakerChangeRecord) -> None:
@@ -95,7 +98,7 @@ async def record_breaker_change(store: RecordStore, lane: str, change: BreakerCh
 async def record_latencies(store: RecordStore, counts_by_lane: dict[str, dict[str, int]]) -> None:
     """Add to the current `LatencyWindow` of lanes, and keep the last `MAX_LATENCY_WINDOWS`.
 
-    An empty dict of a lane removes its windows. Unknown lanes are ignored. A call that fails is not
+    Empty counts of a lane remove its windows. Unknown lanes are ignored. A call that fails is not
     repeated, because its counts may have been added.
     """
 
