@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tarry.runtime.derived_keys import GuardedRequest, current_request
+from tarry.runtime.derived_keys import KeyedRequest, current_request
 from tests.adapters.clients import ClientLibrary
 from tests.adapters.conftest import FlakyServerView
 
@@ -18,7 +18,7 @@ def keys_of_run(
 ) -> list[str | None]:
     """Handle a request that sends a POST for each body; return the keys that the server got."""
     count = len(server.received_requests)
-    token = current_request.set(GuardedRequest(record_name))
+    token = current_request.set(KeyedRequest(record_name))
     try:
         with client.open(idempotency_key="auto") as session:
             for body in bodies:
@@ -44,7 +44,7 @@ def test_each_run_of_a_request_sends_the_same_keys(
 
 
 def test_all_attempts_send_the_derived_key(server: FlakyServerView, client: ClientLibrary) -> None:
-    token = current_request.set(GuardedRequest("one"))
+    token = current_request.set(KeyedRequest("one"))
     try:
         with client.open(idempotency_key="auto") as session:
             session.send("POST", server.url("503,200"), b"10 EUR")
@@ -60,7 +60,7 @@ def test_other_options_are_not_changed(
     server: FlakyServerView, client: ClientLibrary, key: Callable[[object], str] | None
 ) -> None:
     """Only "auto" derives keys: a function still returns the key, and None still adds none."""
-    token = current_request.set(GuardedRequest("one"))
+    token = current_request.set(KeyedRequest("one"))
     try:
         with client.open(idempotency_key=key) as session:
             session.send("POST", server.url("200"), b"10 EUR")

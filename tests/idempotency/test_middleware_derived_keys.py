@@ -12,7 +12,7 @@ import pytest
 
 from tarry.adapters.httpx import AsyncRetryTransport
 from tarry.idempotency import IdempotencyMiddleware, derive_key
-from tarry.runtime.derived_keys import GuardedRequest, current_request
+from tarry.runtime.derived_keys import KeyedRequest, current_request
 from tarry.wire.http import App, Receive, Scope, Send
 from tests.idempotency.asgi_client import PaymentsApp, send_request
 
@@ -108,7 +108,7 @@ async def test_closed_request_leaves_other_contexts_unchanged() -> None:
 
     request = send_request(IdempotencyMiddleware(app))
     copy_context().run(request.send, None)
-    other_request = GuardedRequest("other")
+    other_request = KeyedRequest("other")
     token = current_request.set(other_request)
     request.close()
 

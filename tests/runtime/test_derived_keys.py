@@ -8,14 +8,14 @@ import pytest
 
 import tarry
 from tarry.idempotency import derive_key
-from tarry.runtime.derived_keys import GuardedRequest, current_request
+from tarry.runtime.derived_keys import KeyedRequest, current_request
 
 CHARGE = ("POST", "https://pay.example/charges", b"10 EUR")
 
 
 def test_the_same_name_gives_the_same_key() -> None:
     """A name gives the same key in each run of a request, however often it is used."""
-    first_run, second_run = GuardedRequest("record"), GuardedRequest("record")
+    first_run, second_run = KeyedRequest("record"), KeyedRequest("record")
 
     keys = {first_run.derive_key("charge"), first_run.derive_key("charge")}
     assert {second_run.derive_key("charge")} == keys
@@ -24,7 +24,7 @@ def test_the_same_name_gives_the_same_key() -> None:
 def test_another_name_or_request_gives_another_key() -> None:
     """Keys differ between names and between requests."""
     keys = {
-        GuardedRequest(record).derive_key(name)
+        KeyedRequest(record).derive_key(name)
         for record in ("one", "two")
         for name in ("charge", "refund")
     }
@@ -40,7 +40,7 @@ def test_calls_have_the_same_keys_in_each_run() -> None:
         ("POST", "https://pay.example/charges", b"20 EUR"),
         ("POST", "https://pay.example/charges", None),
     ]
-    first_run, second_run = GuardedRequest("record"), GuardedRequest("record")
+    first_run, second_run = KeyedRequest("record"), KeyedRequest("record")
 
     keys = [first_run.derive_call_key(*call) for call in calls]
 
@@ -50,7 +50,7 @@ def test_calls_have_the_same_keys_in_each_run() -> None:
 
 def test_equal_calls_have_different_keys() -> None:
     """The first of two equal calls in one run has another key than the second."""
-    first_run, second_run = GuardedRequest("record"), GuardedRequest("record")
+    first_run, second_run = KeyedRequest("record"), KeyedRequest("record")
 
     keys = [first_run.derive_call_key(*CHARGE) for _ in range(2)]
 
@@ -60,16 +60,16 @@ def test_equal_calls_have_different_keys() -> None:
 
 def test_keys_are_as_long_as_random_keys() -> None:
     """A derived key has 32 hexadecimal digits and does not contain the name."""
-    key = GuardedRequest("record").derive_key("charge \udc80")
+    key = KeyedRequest("record").derive_key("charge \udc80")
 
     assert 32 == len(key)
     assert int(key, 16) > 0
 
 
 def test_derive_key_uses_the_current_request() -> None:
-    token = current_request.set(GuardedRequest("record"))
+    token = current_request.set(KeyedRequest("record"))
     try:
-        assert GuardedRequest("record").derive_key("charge") == derive_key("charge")
+        assert KeyedRequest("record").derive_key("charge") == derive_key("charge")
     finally:
         current_request.reset(token)
 

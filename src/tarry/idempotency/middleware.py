@@ -29,7 +29,7 @@ from tarry.idempotency.lease import KeyLease, LeaseContext, LeaseRenewer, run_wi
 from tarry.idempotency.request import KEY_HEADER
 from tarry.idempotency.responses import ProblemSender, Rejection, ResponseRecorder
 from tarry.idempotency.store import MemoryStore
-from tarry.runtime.derived_keys import GuardedRequest, current_request
+from tarry.runtime.derived_keys import KeyedRequest, current_request
 from tarry.runtime.effects import effects
 from tarry.runtime.functions import check_not_async
 from tarry.wire.http import HOP_BY_HOP_HEADERS, Scope
@@ -191,10 +191,10 @@ class IdempotencyMiddleware:
             return
         needs_renewal = self._lease_context.memory_store is None
         renewed_leases = self._renewer.add(lease) if needs_renewal else None
-        outer_request, guarded_request = current_request.get(), GuardedRequest(name)
+        outer_request, keyed_request = current_request.get(), KeyedRequest(name)
         try:
             scope[_SCOPE_MARK] = True
-            current_request.set(guarded_request)
+            current_request.set(keyed_request)
             await ResponseRecorder(lease, body, receive, send).run(self._app, scope)
         finally:
             if renewed_leases is None:
@@ -203,7 +203,7 @@ class IdempotencyMiddleware:
                 renewed_leases.pop(lease, None)
             scope.pop(_SCOPE_MARK, None)
             # A finalizer may run this in another context, which must stay unchanged.
-            if current_request.get() is guarded_request:
+            if current_request.get() is keyed_request:
                 current_request.set(outer_request)
         # The response has been sent, so no client waits for the sweep.
         if effects.draw_random() < _SWEEP_PROBABILITY:

@@ -20,11 +20,11 @@ _KEY_LENGTH = 32
 """128 bits in hexadecimal digits, as in a random key."""
 
 
-class GuardedRequest:
+class KeyedRequest:
     """A request with an idempotency key, while its handler runs.
 
-    `record_name` identifies the key together with its caller, method and path: equal keys of
-    different callers must not give equal keys for the calls of the handler.
+    `record_name` names the key, its caller, method and path: when different callers send the same
+    key, the calls of their handlers must get different keys.
     """
 
     __slots__ = ("_call_numbers", "_record_name")
@@ -54,7 +54,7 @@ class GuardedRequest:
         return sha256(data).hexdigest()[:_KEY_LENGTH]
 
 
-current_request: ContextVar[GuardedRequest | None] = ContextVar("tarry_request", default=None)
+current_request: ContextVar[KeyedRequest | None] = ContextVar("tarry_request", default=None)
 """The request with an idempotency key that this context handles; None without such a request."""
 
 

@@ -30,7 +30,7 @@ ResponseHeaders: TypeAlias = "Mapping[str, str] | Iterable[tuple[str, str]]"
 """The headers of a response, as a mapping or as pairs of a name and a value."""
 
 _get_scope = scopes.current_scope.get
-_get_guarded_request = derived_keys.current_request.get
+_get_keyed_request = derived_keys.current_request.get
 
 _MIN_ERROR_STATUS = 400
 _MAX_DRAINED_BYTES = 65_536
@@ -112,11 +112,11 @@ def try_make_repeatable(
         if not isinstance(idempotency_key, str):
             key = idempotency_key(request)
         # The only string that `check_idempotency_key` allows is "auto".
-        elif (guarded_request := _get_guarded_request()) is None:
+        elif (keyed_request := _get_keyed_request()) is None:
             key = uuid4().hex
         else:
             _, url, _, body = snapshot(request)
-            key = guarded_request.derive_call_key(method, url, body)
+            key = keyed_request.derive_call_key(method, url, body)
         if key is not None:
             headers[policy.idempotency_key_header] = http.format_idempotency_key(
                 http.check_idempotency_key(key), policy.idempotency_key_format
