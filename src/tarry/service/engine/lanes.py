@@ -191,7 +191,7 @@ class LocalLane:
     blocked_until: int = 0
     """When the target of a blocked lane is tried again (ms), see `Lanes.block`; 0: not blocked."""
     was_used: bool = True  # whether the lane had a task since the last call of `Lanes.remove_idle`
-    is_blocked: bool = False
+    was_held_back: bool = False
     """Whether the lane was parked, paused or at its limits since an attempt was last started."""
     startable_since: int = 0
     """When the first attempt after the end of such a time was started (ms). Waits before it do not

@@ -167,7 +167,7 @@ class LeasedTasks(dict[str, LeasedTask]):
                     if not leased_task.is_dropped and not leased_task.is_busy:
                         return leased_task
             else:
-                lane.is_blocked = True
+                lane.was_held_back = True
             lane = self._pop_lane()
         return None
 

@@ -380,14 +380,14 @@ class ResultWriter:
         the store leases one task at a time, until `end_wait`. The breaker keeps its state.
         """
         now = self._context.clock.now_ms()
-        lane.wait_reason, lane.is_blocked = reason, True
+        lane.wait_reason, lane.was_held_back = reason, True
         if now >= lane.waits_until and lane.breaker.state is not BreakerState.OPEN:
             lane.waits_until = now + ceil(pause_s * 1000)
             self._start_lane_write(lane.name, self._park(lane, lane.waits_until))
 
     def end_wait(self, lane: LocalLane) -> None:
         """Unpark and unblock a lane, because an attempt was made."""
-        lane.wait_reason, lane.waits_until, lane.is_blocked = None, 0, True
+        lane.wait_reason, lane.waits_until, lane.was_held_back = None, 0, True
         self._context.lanes.unblock(lane)
         if lane.breaker.state is BreakerState.CLOSED:
             self._start_lane_write(lane.name, self._unpark(lane))

@@ -316,7 +316,7 @@ class Scheduler:
         lane.is_paused, lane.waits_until = False, 0
         breaker, state_before = lane.breaker, lane.breaker.state
         if consecutive_opens is not None:
-            lane.is_blocked = True
+            lane.was_held_back = True
         if consecutive_opens == 0:
             # After a restart the reason is unknown, but the worker unparks only a lane with one.
             lane.wait_reason = lane.wait_reason or "the last attempt could not be made"

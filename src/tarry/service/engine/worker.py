@@ -365,7 +365,7 @@ class Worker:
     def _defer(self, leased_task: LeasedTask, command: Defer) -> bool:
         """Postpone a task that the downstream rejects; return whether its lane may start others."""
         lane = leased_task.lane
-        lane.is_blocked = True
+        lane.was_held_back = True
         if command.reason is Reason.LIMIT:
             self.leased_tasks.return_to_front(leased_task)
             cap = lane.downstream.cap
@@ -499,8 +499,8 @@ class Worker:
     def _send(self, attempt: RunningAttempt) -> None:
         leased_task, content, context = attempt.leased_task, attempt.content, self._context
         lane = leased_task.lane
-        if lane.is_blocked:
-            lane.is_blocked, lane.startable_since = False, attempt.started_at
+        if lane.was_held_back:
+            lane.was_held_back, lane.startable_since = False, attempt.started_at
         leased_task.startable_since = lane.startable_since
         if lane.downstream.transitions:  # half-open: the attempt is a probe
             self.result_writer.store_breaker_state(lane)
@@ -637,7 +637,7 @@ class Worker:
             context.health.mark_healthy("delivery")
         result = self._build_result(attempt, delivery_result, outcome, unrounded_ms)
         if lane.downstream.transitions:
-            lane.is_blocked = True  # the breaker was not closed before, or is not closed now
+            lane.was_held_back = True  # the breaker was not closed before, or is not closed now
             self.result_writer.store_breaker_state(lane, result.attempt)
         self.result_writer.post(result, leased_task, delivery_result)
         self._continue_lane(lane, now)
@@ -737,7 +737,7 @@ class Worker:
 
     def release_lane(self, lane_name: str) -> None:
         """Release the waiting tasks of a paused or blocked lane; attempts in flight continue."""
-        self._context.lanes[lane_name].is_blocked = True
+        self._context.lanes[lane_name].was_held_back = True
         for leased_task in tuple(self.leased_tasks.values()):
             if leased_task.lane.name == lane_name and not leased_task.is_busy:
                 self.result_writer.release(leased_task)
