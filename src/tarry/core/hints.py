@@ -400,6 +400,7 @@ def _parse_pushback(values: list[str | bytes]) -> Hint:
         # float, because int rejects more than 4,300 digits; a float is exact in this range.
         milliseconds = float(text)
         if 0 <= milliseconds <= _MAX_PUSHBACK_MS:
+            # abs, because "-0" gives -0.0.
             return Hint(abs(milliseconds) / 1000, exact=True, source=_PUSHBACK)
     return Hint(should_retry=False, source=_PUSHBACK)
 
