@@ -11,6 +11,9 @@
 -- precede the entries of waiting tasks. To skip them, each search starts at the lane's `due_at` or
 -- `lease_end_at`, which are lower bounds. In the same way, a search for lanes starts at
 -- `first_turn`, `due_check_at` or `expiry_check_at` of the tenant.
+--
+-- The row of a lane or tenant is the first of its id by descending `generation`, which grows with
+-- every 32nd update: schema.py explains why. An update names the row that was found so by its ctid.
 
 CREATE OR REPLACE FUNCTION tarry.claim_1(
     p_worker text, p_length bigint, p_horizon bigint, p_limit integer, p_per_lane integer,
@@ -52,6 +55,7 @@ BEGIN
             p_limits, v_horizon_end, v_now);
     END IF;
     IF cardinality(v_visits) > 0 THEN
+        -- The shift leaves 2^20 numbers for the visits of this claim.
         SELECT array_agg(DISTINCT i.tenant),
             CASE WHEN count(i.turn) > 0 THEN nextval('tarry.turn') << 20 END
         INTO v_changed, v_turn FROM unnest(v_visits) AS i;
@@ -90,11 +94,15 @@ BEGIN
         PERFORM tarry.write_tenants_1(v_changed, v_lane_changes, v_turn);
     END IF;
     v_next_at := tarry.next_claim_1(v_all_tenants, v_tenants, v_skipped, p_horizon, v_now);
+    -- A claim that leased nothing is not repeated at once.
     IF p_limit > 0 AND v_next_at <= v_now
         AND cardinality(v_renewed) + cardinality(v_taken) + cardinality(v_pending) = 0
     THEN
         v_next_at := v_now + ${MIN_NEXT_CLAIM_MS};
     END IF;
+    -- Rows that are not tasks use the columns of tasks for other values. A half-open lane has its
+    -- consecutive opens in `attempts`. The header has the time in `created_at`, the time of the
+    -- next claim in `next_attempt_at`, and the number of lost attempts in `attempts`.
     RETURN QUERY SELECT ${HALF_OPEN_ROW}::smallint, NULL::text, NULL::text, l.name, NULL::text,
         NULL::bytea, NULL::bytea, NULL::text, NULL::text, NULL::integer, NULL::bigint, NULL::bigint,
         NULL::bigint, NULL::smallint, NULL::text, l.consecutive_opens, NULL::integer, NULL::integer,

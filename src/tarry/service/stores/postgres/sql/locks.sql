@@ -1,4 +1,5 @@
--- Each function locks rows in the order of their ids. NULL and missing ids are ignored.
+-- Each function locks rows in the order of their ids. NULL and missing ids are ignored. The row of
+-- an id is the first by descending generation, see schema.py. `_1` is the version of a function.
 CREATE OR REPLACE FUNCTION tarry.lock_lanes_1(p_ids integer[]) RETURNS void ${PLPGSQL} AS $$
 BEGIN
     PERFORM 1 FROM (SELECT DISTINCT i.id FROM unnest(p_ids) AS i (id) ORDER BY i.id) AS i
