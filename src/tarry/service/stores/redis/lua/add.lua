@@ -17,6 +17,7 @@ local function add(new_task, packed_task)
     local id, lane_name, _, _, key, key_id = unpack(new_task, 1, 6)
     local tenant_name = tenant_of(lane_name)
     local existing_id, existing = find_by_key(tenant_name, key, key_id)
+    -- A cancelled task gives up its key, unless the same id is added again.
     if existing and (existing.s ~= CANCELLED or existing_id == id) then
         local result = {'existing'}
         if append_task(result, existing_id, existing) then return result end
@@ -32,7 +33,7 @@ local function add(new_task, packed_task)
     if exceeds_lane_quota(lane_name, lane_quota) then
         return {'too_many_lanes'}
     end
-    if existing then
+    if existing then -- it is cancelled, and gives up its key
         delete_task(existing_id, existing)
     end
     local state = add_task(new_task, packed_task, terms)
@@ -40,7 +41,8 @@ local function add(new_task, packed_task)
 end
 
 for position, new_task in ipairs(new_tasks) do
-    reply[position + 1] = add(new_task, ARGV[4 + position])
+    local packed_task = ARGV[4 + position] -- `values` begin at ARGV[5]
+    reply[position + 1] = add(new_task, packed_task)
 end
 flush_and_notify()
 return reply

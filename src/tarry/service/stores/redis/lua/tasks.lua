@@ -86,8 +86,8 @@ local function remove_from_queue(id, state)
     end
 end
 
--- Writes a task that is now PENDING or IN_FLIGHT. `queue_time` is its score in the queue. Returns
--- the packed state.
+-- Writes a task that is now PENDING or IN_FLIGHT. `queue_time` is its score in the queue;
+-- `old_status` is nil for a new task. Returns the packed state.
 local function write_live_task(id, state, queue_time, old_status)
     local lane = load_lane(state.l)
     call('ZADD', queue_key(state), queue_time, queue_member(state, id))
@@ -152,7 +152,8 @@ local function log_lost_attempt(id, state)
     log_attempt(id, load_lane(state.l).tenant, 'lost', encode(attempt))
 end
 
--- Releases a lease; if a cancellation was requested, the task is CANCELLED. Returns whether it is.
+-- Releases a lease; if a cancellation was requested, the task is then CANCELLED. Returns whether it
+-- was cancelled.
 local function release_lease(id, state, deferred_until)
     if state.z then
         end_task(id, state, CANCELLED)
@@ -238,8 +239,8 @@ local function find_by_key(tenant_name, key, key_id)
     end
 end
 
--- Stores what a new task has besides its state. `state` has neither number, lane nor policy yet.
--- `key_id`: see `find_by_key`.
+-- Stores what a new task has besides its state: its content and its idempotency key. Sets the
+-- number, the lane and the policy of `state`. Returns the lane. `key_id`: see `find_by_key`.
 local function store_content(id, state, lane_name, policy, key, key_id, packed_task)
     local lane = find_or_create_lane(lane_name)
     local use = find_or_create_policy_use(lane.tenant, policy)
