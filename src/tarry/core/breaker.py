@@ -309,7 +309,8 @@ class Breaker:
         self.can_count_success = slow_after is None and not (failure_count or timed_out)
         call_count = past[_CALLS] + current[_CALLS]
         attempt_count = call_count + past[_RETRIES] + current[_RETRIES]
-        # A division: 0.07 * 100 would be slightly above 7 failures of 100 attempts.
+        # A division, because 0.07 * 100 is slightly above 7: with a share of 0.07, 7 failures of
+        # 100 attempts would not reach it.
         is_failure_share_reached = failure_count / attempt_count >= self._failure_share_to_open
         self._cannot_open_until_next_bucket = slow_after is None and not (
             is_failure_share_reached or timed_out

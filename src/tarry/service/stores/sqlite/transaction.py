@@ -218,7 +218,7 @@ class InternedNames:
         )
 
     def worker_id(self, name: str) -> int:
-        """Return the id of a worker of this process; it is stored with the token of the lock."""
+        """Return the id of a worker of this process; its row has the token of the lock."""
         return self._cache.get(("worker", name, "")) or self._find_or_insert(
             ("worker", name, ""),
             "SELECT id FROM worker WHERE name = ? AND lock IS ?",
