@@ -34,7 +34,8 @@ class _ClaimReply(NamedTuple):
     lost_attempts: int
     leased: list[bytes]
     renewed: list[bytes]
-    opens_by_lane: list[Any]
+    names_and_opens: list[Any]
+    """Name and number of consecutive opens of each half-open lane, in one list."""
 
 
 class ClaimMerger:
@@ -175,7 +176,7 @@ class _Claim:
         for _, task in decode_tasks(reply.renewed):
             merged.renewed_tasks.append(task)
             self._lane_counts[task.lane] += 1
-        for name, opens in split_rows(reply.opens_by_lane, 2):
+        for name, opens in split_rows(reply.names_and_opens, 2):
             merged.consecutive_opens_by_lane[name.decode()] = opens
         has_more = 0 <= reply.next_at <= reply.now
         if has_more:

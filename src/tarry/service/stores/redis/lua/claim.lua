@@ -3,8 +3,8 @@
 --
 -- args:   worker, length_ms, horizon_ms   terms of the leases
 --         limit, per_lane                 maximum number of tasks, and of tasks of each lane
---         lane_limits                     map of names of lanes to lower limits; 0 for a tenant:
---                                         its lanes are skipped
+--         lane_limits                     map: the name of a lane -> a lower limit; the name of a
+--                                         tenant -> 0: its lanes are skipped
 -- reply:  now
 --         time of the next claim that may find a task (-1: none)
 --         number of tasks that count towards the limit
@@ -23,12 +23,13 @@ local horizon_end = now + horizon_ms
 local PAGE_SIZE = 16 -- ready tenants or lanes that are read at a time
 local MAX_TENANTS_WOKEN = 1000
 local MAX_NAMES_READ = 1000 -- at a time; Lua limits the number of arguments
--- To wake a lane takes about 30 us, in which Redis is blocked: a tenant may have 100,000 lanes.
-local lanes_woken_at_once = 2 * limit + 64
-local max_lanes_woken = lanes_woken_at_once + 1000 -- by one claim
+-- To wake a lane takes about 30 us, in which Redis is blocked: a tenant may have 100,000 lanes. A
+-- round wakes about as many as the claim needs; a claim has several rounds if lanes are skipped.
+local lanes_woken_per_round = 2 * limit + 64
+local max_lanes_woken_per_claim = lanes_woken_per_round + 1000
 local woken_count = 0
 
-local leased, renewed, opens_by_lane = {}, {}, {}
+local leased, renewed, names_and_opens = {}, {}, {}
 local lost_count, remaining = 0, limit
 local visited_lanes, is_visited = {}, {} -- in the order of the visits, and by id
 local turn = tonumber(call('HGET', base .. 'meta', 'turn') or nil)
@@ -38,15 +39,15 @@ end
 local first_turn = turn
 local turns_of_tenants = {} -- the last turn of each served tenant, by name
 
--- Makes lanes ready whose check time has come; returns whether there were any.
+-- Makes lanes ready whose check time has come, in one round; returns whether there were any.
 local function wake_lanes()
     local has_woken = false
-    for check, until_time in pairs({due = horizon_end, expiry = now}) do
-        local tenant_names = call('ZRANGEBYSCORE', base .. check .. '_tenants', '-inf', until_time,
-                                  'LIMIT', 0, MAX_TENANTS_WOKEN)
-        local share = math.max(8, math.ceil(lanes_woken_at_once / math.max(1, #tenant_names)))
+    for key_prefix, until_time in pairs({due = horizon_end, expiry = now}) do
+        local tenant_names = call('ZRANGEBYSCORE', base .. key_prefix .. '_tenants', '-inf',
+                                  until_time, 'LIMIT', 0, MAX_TENANTS_WOKEN)
+        local share = math.max(8, math.ceil(lanes_woken_per_round / math.max(1, #tenant_names)))
         for _, tenant_name in ipairs(tenant_names) do
-            local ids = call('ZRANGEBYSCORE', base .. check .. ':' .. tenant_name, '-inf',
+            local ids = call('ZRANGEBYSCORE', base .. key_prefix .. ':' .. tenant_name, '-inf',
                              until_time, 'LIMIT', 0, share)
             woken_count = woken_count + #ids
             for _, id in ipairs(ids) do
@@ -111,10 +112,10 @@ local function first_members(queue, lane, until_time, count)
                 'LIMIT', 0, count)
 end
 
--- Appends members to a list, up to `count` of them, beginning with the one at `first`.
-local function append(list, members, count, first)
-    first = first or 1
-    for index = first, math.min(#members, first + count - 1) do
+-- Appends up to `count` members to a list, beginning with the one at `from_index` (nil: the first).
+local function append(list, members, count, from_index)
+    from_index = from_index or 1
+    for index = from_index, math.min(#members, from_index + count - 1) do
         list[#list + 1] = members[index]
     end
 end
@@ -124,14 +125,18 @@ local function third_of(number)
     return math.floor((number + now % 3) / 3)
 end
 
--- Returns up to `free` members of a lane whose parking has ended, in the order of `Store.claim`.
+-- Returns up to `free` members of a lane whose parking has ended, in the order of `Store.claim`: a
+-- third are first attempts, then come the due retries, the other first attempts, the expired
+-- leases, the retries that are due within the horizon, and at last the task of the last probe. The
+-- last of them becomes the last probe.
 local function choose_probes(lane, free)
     local expired = first_members('leased', lane, now, free)
     local first = first_members('first', lane, horizon_end, free)
     -- Reads one more, because the task of the last probe is used only if there is no other.
     local retries = first_members('retry', lane, horizon_end, free + 1)
     local due_count = #first_members('retry', lane, now, free + 1)
-    local due, early, last_probe = {}, {}, {} -- the retries
+    -- The retries: those that are due, those within the horizon, and the task of the last probe.
+    local due, early, last_probe = {}, {}, {}
     for index, member in ipairs(retries) do
         if number_of_member(member) == lane.last_probe then
             last_probe[1] = member
@@ -173,7 +178,7 @@ local function choose_members(lane, lane_limit)
     return chosen
 end
 
--- Leases the task of a member of a queue of a lane, or ends it.
+-- Leases the task of a member of a queue of a lane, or ends it. Fields of a state: see tasks.lua.
 local function lease_member(lane, member)
     local id = id_of_member(member)
     local state = load_state(id)
@@ -185,7 +190,8 @@ local function lease_member(lane, member)
     end
     local old_status = state.s
     if old_status == IN_FLIGHT and state.h == worker then
-        -- The worker is alive: the lease is renewed, and the version stays the same.
+        -- The worker is alive: the lease is renewed, and the version stays the same. `lease_task`
+        -- adds 1 to the version (`i`): undo that here.
         state.i = state.i - 1
         local packed_state = lease_task(id, state, worker, length_ms, old_status)
         append_task(renewed, id, state, packed_state, packed_task)
@@ -198,7 +204,8 @@ local function lease_member(lane, member)
             end_task(id, state, CANCELLED)
             return
         end
-        state.x, state.d = (state.x or 0) + 1, state.w
+        state.x = (state.x or 0) + 1 -- lost attempts
+        state.d = state.w -- the next attempt was due when the lease expired
     else
         call('ZREM', queue_key(state), member)
     end
@@ -222,8 +229,8 @@ local function claim_from_lane(lane)
     change_tenant(lane.tenant).turn = turn
     turns_of_tenants[lane.tenant] = turn
     if lane.parked_until and #leased > leased_before then
-        opens_by_lane[#opens_by_lane + 1] = lane.name
-        opens_by_lane[#opens_by_lane + 1] = lane.opens
+        names_and_opens[#names_and_opens + 1] = lane.name
+        names_and_opens[#names_and_opens + 1] = lane.opens
     end
 end
 
@@ -255,6 +262,8 @@ local function update_rotation(lane)
     local due, lease_end = first_times(lane)
     local parked_until = lane.parked_until
     if parked_until and parked_until > now then
+        -- Claims wake a lane one horizon before a due time: perhaps before the parking ends. With
+        -- that due time as its check time, each claim until then would wake the lane again.
         sleep_exactly_until(lane, parked_until)
     elseif parked_until and count_running_probes(lane) >= lane.probes then
         local first_probe = call('ZRANGEBYSCORE', base .. 'leased:' .. lane.id, '(' .. now, '+inf',
@@ -283,11 +292,15 @@ local function find_next_time()
 end
 
 write_despite_full_memory()
--- Lanes that wait behind lanes with a limit of 0 are woken, too, some of them by the next claims.
+-- `wake_lanes` does not know the limits: lanes with a limit of 0 use up its shares. The loop wakes
+-- the lanes behind them or, beyond `max_lanes_woken_per_claim`, the next claims do.
 local has_woken = wake_lanes()
 repeat
     visit_ready_lanes()
-    has_woken = has_woken and remaining > 0 and woken_count < max_lanes_woken and wake_lanes()
+    if has_woken then
+        local may_wake = remaining > 0 and woken_count < max_lanes_woken_per_claim
+        has_woken = may_wake and wake_lanes()
+    end
 until not has_woken
 for _, lane in ipairs(visited_lanes) do
     update_rotation(lane)
@@ -303,6 +316,7 @@ end
 flush()
 local next_at = find_next_time()
 if next_at == now and remaining == limit then
-    next_at = now + 1 -- more lanes have to be woken
+    -- More lanes have to be woken. With `now`, claims without tasks would follow without a pause.
+    next_at = now + 1
 end
-return {now, next_at, limit - remaining, lost_count, leased, renewed, opens_by_lane}
+return {now, next_at, limit - remaining, lost_count, leased, renewed, names_and_opens}

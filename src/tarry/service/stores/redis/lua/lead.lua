@@ -9,7 +9,7 @@
 
 write_despite_full_memory()
 local action, length_ms = unpack(args, 1, 2)
-local key, token = base .. 'leader', ARGV[2]
+local key, token = base .. 'leader', ARGV[2] -- the token of the calling store
 local leader = call('GET', key)
 if action == 'stop' then
     if leader == token then call('DEL', key) end

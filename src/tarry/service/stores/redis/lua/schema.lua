@@ -15,7 +15,7 @@
 --   orphans               set: references to bodies whose tasks were deleted
 --   wake                  channel: a task may be claimable
 --
--- Tenants, lanes, and policies that tasks name (whether the policy is stored or not):
+-- Tenants, lanes, and policy uses (policies that tasks name, whether they are stored or not):
 --
 --   tenant:TENANT         record, see `new_tenant`
 --   tenant_names          sorted set of the names, all with the score 0
@@ -24,9 +24,10 @@
 --   lane_names            sorted set of the names, all with the score 0
 --   paused_lanes          set of the names of paused lanes
 --   limits                hash LANE -> limits that an operator has set, as JSON
---   rated_lanes           LANE by the negative time of its last use, if a rate was found for it
+--   rated_lanes           LANE with a found rate, by the negative time of its last use (so that the
+--                         lane that was used last is the first)
 --   unused_lanes          LANE_ID by the time from which on the lane can be removed
---   use:USE_ID            record of a policy use, see `new_policy_use`
+--   use:USE_ID            record, see `new_policy_use`
 --   use_ids               hash TENANT\0POLICY -> USE_ID
 --   unused_uses           set of each USE_ID without tasks
 --
