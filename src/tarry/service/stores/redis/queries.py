@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 _ATTEMPT_CURSOR_BASE = 1 << MAX_ATTEMPT_NUMBER.bit_length()
 """Greater than the number of every attempt."""
+_MAX_BYTES_OF_TASKS = MAX_PAGE_BYTES * 16
+"""Maximum size of the attempts of several tasks in one reply. Larger than that of a page, because
+the rest is not read by another call; Redis is blocked meanwhile."""
 
 
 async def get_task(partitions: Partitions, tenant: str, task_id: str) -> Task | None:
@@ -37,7 +40,10 @@ async def get_task(partitions: Partitions, tenant: str, task_id: str) -> Task | 
     if packed_id is None:
         return None
     reply = await partitions.run_for_tenant(tenant, "get_tasks", tenant, [packed_id])
-    return decode_task(reply)[1] if reply else None
+    if not reply:
+        return None
+    _, task = decode_task(reply)
+    return task
 
 
 async def list_tasks(
@@ -79,7 +85,8 @@ async def last_attempts(
 ) -> dict[str, AttemptRecord]:
     """Return the last attempt of each task that has one, by task id."""
     packed_ids = pack_ids(task_ids)
-    arguments = (tenant, packed_ids, -1, len(packed_ids), MAX_PAGE_BYTES * 16)
+    # -1: only the last attempt of each task.
+    arguments = (tenant, packed_ids, -1, len(packed_ids), _MAX_BYTES_OF_TASKS)
     reply = await partitions.run_for_tenant(tenant, "attempts", *arguments)
     return {
         unpack_id(packed_id): decode_attempt(attempts[0])
@@ -112,13 +119,14 @@ async def list_attempts_of_tasks(
         last_task, last_attempt = divmod(parse_cursor(cursor), _ATTEMPT_CURSOR_BASE)
         position = last_task + 1  # begins with the same task, which may have more attempts
     page = await _scan(partitions, tenant, task_filter, position).list_ids(limit)
-    numbers = {task_id: number for number, task_id in page.items}
-    task_ids = list(numbers)
-    is_continued = bool(task_ids) and numbers[task_ids[0]] == last_task
+    number_of_task = {task_id: number for number, task_id in page.items}
+    task_ids = list(number_of_task)
+    is_continued = bool(task_ids) and number_of_task[task_ids[0]] == last_task
     items: list[tuple[str, AttemptRecord]] = []
+    # Only of the first task, attempts may have been returned before.
     for ids, after in ((task_ids[:1], last_attempt if is_continued else 0), (task_ids[1:], 0)):
         if ids and len(items) < limit:
-            arguments = (tenant, pack_ids(ids), after, limit - len(items), MAX_PAGE_BYTES * 16)
+            arguments = (tenant, pack_ids(ids), after, limit - len(items), _MAX_BYTES_OF_TASKS)
             reply = await partitions.run_for_tenant(tenant, "attempts", *arguments)
             items += [
                 (unpack_id(packed_id), decode_attempt(attempt))
@@ -128,25 +136,26 @@ async def list_attempts_of_tasks(
     if len(items) == limit:
         task_id, attempt = items[-1]
         return RecordPage(
-            items, str(numbers[task_id] * _ATTEMPT_CURSOR_BASE + attempt.attempt_number)
+            items, str(number_of_task[task_id] * _ATTEMPT_CURSOR_BASE + attempt.attempt_number)
         )
     if page.cursor is None:
         return RecordPage(items, None)
-    # Continue before the first attempt of the next older task.
+    # The attempts of all tasks of `page` are returned: continue with the next older task.
     return RecordPage(items, str((int(page.cursor) - 1) * _ATTEMPT_CURSOR_BASE))
 
 
 async def counters(partitions: Partitions, tenant: str | None = None) -> Counters:
     """Return the counters of one tenant, or their sums over all tenants (None)."""
-    numbers = partitions.partitions_of(tenant)
-    replies = await partitions.run_on(numbers, "counters", tenant)
+    partition_numbers = partitions.partitions_of(tenant)
+    replies = await partitions.run_on(partition_numbers, "counters", tenant)
     now = max(reply[0] for reply in replies)
-    sums = [sum(column) for column in list(zip(*replies, strict=True))[1:]]
+    _, *columns = zip(*replies, strict=True)  # the first column has the times
+    sums = [sum(column) for column in columns]
     lanes = [lane async for lane in read_all_lanes(partitions, tenant)]
     due_lanes = (
         DueLane(lane.name, due, lane.to_record().waiting_for)
         for lane, due in lanes
-        if 0 < due <= now
+        if 0 < due <= now  # 0: no pending task
     )
     used = [lane for lane, _ in lanes if lane.pending or lane.in_flight or lane.exhausted]
     used.sort(key=lambda lane: (-lane.pending, lane.name))
@@ -162,9 +171,9 @@ async def attempts_per_minute(
     partitions: Partitions, tenant: str | None, *, since: int
 ) -> list[AttemptsOfMinute]:
     """Return the attempt counts of one tenant, or of all tenants (None), sorted by minute."""
-    numbers = partitions.partitions_of(tenant)
+    partition_numbers = partitions.partitions_of(tenant)
     counts: dict[int, Counter[str]] = defaultdict(Counter)
-    for reply in await partitions.run_on(numbers, "attempts_per_minute", tenant, since):
+    for reply in await partitions.run_on(partition_numbers, "attempts_per_minute", tenant, since):
         for field, count in split_rows(reply, 2):
             minute, _, outcome = field.decode().partition(":")
             counts[int(minute)][outcome] += int(count)
