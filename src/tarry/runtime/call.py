@@ -177,7 +177,9 @@ class RunningCall(Call):
             counted_outcome = outcome
             if outcome.kind is _PERMANENT and _is_own_timeout(error):
                 # The predicate `on` decides only about the retry. For the breaker, the budget and
-                # the limiters, an attempt that timed out is a failure of the dependency.
+                # the limiters, an attempt that timed out is a failure of the dependency. Release
+                # the permit with TIMEOUT now; `record_failure` then finds none, and does not count
+                # again.
                 counted_outcome = TIMEOUT
                 if self.downstream is not None:
                     self._record(self.downstream, counted_outcome, now, random_number)
@@ -271,6 +273,8 @@ class RunningCall(Call):
         """Record a result as a failure; raise `ResultNotAccepted`, or return False for a retry."""
         problem = outcome.detail or "`until` did not accept the result"
         error = errors.ResultNotAccepted(f"{self.config.operation}: {problem}", result)
+        # An inner adapter has retried already, if it has put its record on this response since the
+        # attempt began.
         if getattr(result, RECORD_ATTRIBUTE, None) is not None and has_record_since(
             error, self._last_record_number
         ):

@@ -173,7 +173,8 @@ class Supervisor:
                 self._schedule_restart(process, f"cannot open its port ({error})")
                 return False
         own_end, other_end = socket.socketpair()
-        # Signals are blocked until the new process has its own handlers, so that none is lost.
+        # Signals are blocked until the new process has left `_capture_signals`: the handlers of the
+        # supervisor would swallow a signal.
         signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
         process.pid = os.fork()
         if process.pid:

@@ -257,6 +257,7 @@ def _report_failure(call_error: Exception, record: CallRecord, hand_off_error: E
     description = f"{error_type}{hand_off_error}"
     notes: list[str] = getattr(call_error, "__notes__", [])
     other_notes = [note for note in notes if not note.startswith(_NOTE_PREFIX)]
+    # Not `setattr`: the class of the error may forbid it.
     object.__setattr__(call_error, "__notes__", [*other_notes, _NOTE_PREFIX + description])
     import logging
 

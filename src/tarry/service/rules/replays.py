@@ -100,9 +100,9 @@ def end_step(
 ) -> None:
     """Count replayed tasks that have finished, and set when the next step is due.
 
-    `finished` are the statuses of the finished ones (None: the task was deleted) of the
-    `read_count` replayed tasks after `ReplayRecord.count_cursor`, and `last_id` is the last of them
-    all. The next step continues after it, or begins again if these were the last ones.
+    The step has read `read_count` tasks after `ReplayRecord.count_cursor`, up to `last_id`.
+    `finished` has the statuses of those that have finished (None: deleted). The next step continues
+    after `last_id`, or begins again if these were the last ones.
     """
     for status in finished:
         name = _DELETED if status is None else status.name

@@ -216,7 +216,7 @@ class CloudTasksShim:
         status = await engine.retry_now(tenant, task.id)
         status_before = task.status.name
         task = await self._context.store.get_task(tenant, task.id) or task
-        if status is RetryNowStatus.SUCCEEDED:
+        if status is RetryNowStatus.SUCCEEDED:  # since `_find`
             raise _finished_error(task)
         request.report_change(task.id, {"status": status_before}, {"status": task.status.name})
         return self._task_response(task, parent)
