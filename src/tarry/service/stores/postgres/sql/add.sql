@@ -1,4 +1,9 @@
 -- Add tasks, and lease those with `lease`. Returns a row for each task.
+--
+-- Of a `new_task_1`, `tenant`, `lane` and `policy` are positions in the arrays of names; the arrays
+-- of ids have the same positions. `unnest` expands the composites of `p_tasks`: the columns
+-- after the aliased ones keep the field names of `new_task_1`. With ORDINALITY all must be named,
+-- to reach `ord`.
 CREATE OR REPLACE FUNCTION tarry.add_1(
     p_names tarry.names_1, p_tasks tarry.new_task_1[], p_contents bytea[], p_worker text,
     p_length bigint, p_horizon bigint, p_quota bigint, p_lane_quota bigint, p_now bigint
@@ -13,11 +18,11 @@ DECLARE
     v_rejected smallint[]; -- result for tasks that a quota rejects, else 0; NULL: none
     v_seqs bigint[]; -- NULL for tasks that are not added
     v_inserted bigint[];
-    v_new_lanes integer[];
+    v_tenants_of_new_lanes integer[]; -- one for each lane
     v record;
 BEGIN
     v_rejected := tarry.reject_1(p_names, p_tasks, v_tenants, v_lanes, p_quota, p_lane_quota);
-    -- The day in the upper bits names the partition, see the schema.
+    -- The day in the upper bits names the partition, see schema.py.
     SELECT array_agg(CASE WHEN v_rejected[i] > 0 THEN NULL ELSE
         (v_now / 86400000) << ${SEQ_DAY_BITS} | nextval('tarry.task_number') END ORDER BY i)
     INTO v_seqs FROM generate_series(1, v_count) AS i;
@@ -31,7 +36,8 @@ BEGIN
     END IF;
     -- Lanes and policies are created only for tasks that are added.
     IF array_position(v_lanes, NULL) IS NOT NULL THEN
-        v_new_lanes := tarry.create_lanes_1(p_names, p_tasks, v_seqs, v_tenants, v_lanes);
+        v_tenants_of_new_lanes :=
+            tarry.create_lanes_1(p_names, p_tasks, v_seqs, v_tenants, v_lanes);
         v_lanes := tarry.lanes_1(p_names.lanes);
     END IF;
     v_policies := tarry.policies_1(p_names, v_tenants);
@@ -44,10 +50,11 @@ BEGIN
     IF coalesce(cardinality(v.ords), 0) <> cardinality(array_remove(v_seqs, NULL)) THEN
         RAISE SQLSTATE '40001' USING MESSAGE = 'a lane was removed meanwhile';
     END IF;
-    IF v_new_lanes IS NOT NULL THEN
+    IF v_tenants_of_new_lanes IS NOT NULL THEN
+        -- In the order of `change_1` (types.sql): one new lane.
         v.changes := v.changes
             || (SELECT array_agg(ROW(n.tenant, NULL, NULL, 0, 0, 0, 0, 0, 0, 1, NULL, NULL)
-                ::tarry.change_1) FROM unnest(v_new_lanes) AS n (tenant));
+                ::tarry.change_1) FROM unnest(v_tenants_of_new_lanes) AS n (tenant));
     END IF;
     IF v.changes IS NOT NULL THEN
         PERFORM tarry.apply_1(v.changes);
@@ -89,8 +96,8 @@ BEGIN
     RETURN v_inserted;
 END $$;
 
--- A new task replaces a CANCELLED task that has the same idempotency key. Delete these tasks, and
--- insert the keys of the new ones. Return the seqs of those that were inserted.
+-- Delete CANCELLED tasks that have the idempotency key of a new task, and insert the keys of these
+-- new tasks. Return the seqs of those that were inserted.
 CREATE OR REPLACE FUNCTION tarry.replace_cancelled_1(
     p_tasks tarry.new_task_1[], p_seqs bigint[], p_inserted bigint[], p_tenants integer[],
     p_lanes integer[]
@@ -122,7 +129,7 @@ BEGIN
             FROM unnest(p_seqs) WITH ORDINALITY AS i (seq, ord)), p_tenants);
 END $$;
 
--- Raise an error if the id of a task that was not added is that of a task with another key.
+-- Raise an error if a task was not added because a task with another key has the same id.
 CREATE OR REPLACE FUNCTION tarry.check_ids_1(
     p_tasks tarry.new_task_1[], p_seqs bigint[], p_rejected smallint[], p_tenants integer[]
 ) RETURNS void ${PLPGSQL} AS $$
@@ -172,6 +179,7 @@ BEGIN
             AS n (name, tenant, ord)
         LEFT JOIN LATERAL (SELECT u.id FROM tarry.policy_use AS u
             WHERE u.tenant = p_tenants[n.tenant] AND u.policy = n.name
+            -- The visible row version, see schema.py.
             ORDER BY u.generation DESC LIMIT 1) AS u ON TRUE;
         EXIT WHEN array_position(v_ids, NULL) IS NULL;
         INSERT INTO tarry.policy_use (tenant, policy)
@@ -198,22 +206,23 @@ BEGIN
     FROM unnest(p_lanes) WITH ORDINALITY AS n (id, ord)
     LEFT JOIN LATERAL (
         SELECT r.parked_until, r.paused FROM tarry.lane AS r WHERE r.id = n.id
+        -- The visible row version, see schema.py.
         ORDER BY r.generation DESC LIMIT 1) AS l ON TRUE;
     WITH new AS MATERIALIZED (
-        SELECT i.*, CASE WHEN i.status = ${IN_FLIGHT} THEN i.due + p_length ELSE i.due END AS wake
+        SELECT s.*, CASE WHEN s.status = ${IN_FLIGHT} THEN s.due + p_length ELSE s.due END AS wake
         FROM (
-            SELECT i.ord, i.seq, p_tenants[i.tenant] AS tenant, p_lanes[i.lane] AS lane,
-                p_policies[i.policy] AS policy, i.version, i.due,
-                CASE WHEN i.lease AND v_open[i.lane] AND i.due <= p_now + p_horizon
+            SELECT d.ord, d.seq, p_tenants[d.tenant] AS tenant, p_lanes[d.lane] AS lane,
+                p_policies[d.policy] AS policy, d.version, d.due,
+                CASE WHEN d.lease AND v_open[d.lane] AND d.due <= p_now + p_horizon
                     THEN ${IN_FLIGHT} ELSE ${PENDING} END AS status
             FROM (
                 SELECT i.seq, i.tenant, i.lane, i.policy, i.version, i.lease, i.ord,
                     greatest(p_now, coalesce(p_now + i.delay, i.due)) AS due
                 FROM unnest(p_seqs, p_tasks) WITH ORDINALITY AS i (seq, id, tenant, lane, policy,
                     key, fingerprint, body_ref, version, due, delay, lease, ord)
-            ) AS i
-            WHERE i.seq IS NOT NULL AND v_open[i.lane] IS NOT NULL
-        ) AS i
+            ) AS d
+            WHERE d.seq IS NOT NULL AND v_open[d.lane] IS NOT NULL
+        ) AS s
     ), stored AS (
         INSERT INTO tarry.live (tenant, seq, lane, policy, queue, wake_at, next_attempt_at,
             first_due_at, created_at, worker)
@@ -221,7 +230,7 @@ BEGIN
             CASE i.status WHEN ${IN_FLIGHT} THEN ${LEASED_QUEUE} ELSE ${FIRST_ATTEMPT_QUEUE} END,
             i.wake, i.due, i.due, p_now, CASE WHEN i.status = ${IN_FLIGHT} THEN p_worker END
         FROM new AS i
-    ), changes AS (
+    ), changes AS ( -- in the order of `change_1` (types.sql)
         SELECT i.tenant, i.lane, i.policy,
             ${COUNTS_OF_ADDED},
             0 AS superseded, 0 AS new_lanes,
@@ -236,7 +245,7 @@ BEGIN
     INTO ords, results, dues, wakes, has_versions, changes FROM new AS i;
 END $$;
 
--- Count the added tasks that have a version of a policy.
+-- Add the added tasks to the numbers of tasks of the policy versions that they name.
 CREATE OR REPLACE FUNCTION tarry.count_versions_1(
     p_names tarry.names_1, p_tasks tarry.new_task_1[], p_seqs bigint[], p_tenants integer[]
 ) RETURNS void ${PLPGSQL} AS $$

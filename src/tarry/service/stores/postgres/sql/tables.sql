@@ -1,7 +1,9 @@
+-- The lower bits of `seq`; the upper ones are the day, see schema.py.
 CREATE SEQUENCE tarry.task_number AS bigint MAXVALUE ${MAX_TASK_NUMBER} CYCLE CACHE 1;
 CREATE SEQUENCE tarry.turn AS bigint;
 CREATE TABLE tarry.meta (name text COLLATE "C" PRIMARY KEY, value bigint NOT NULL)
     WITH (fillfactor = 50, ${OFTEN_UPDATED});
+-- The time of the last ping, and a number that grows when limits or pauses of lanes change.
 INSERT INTO tarry.meta VALUES ('pinged', 0), ('limits_version', 0);
 
 CREATE TABLE tarry.tenant (
@@ -17,8 +19,8 @@ CREATE TABLE tarry.tenant (
     last_turn bigint NOT NULL DEFAULT 0,
     due_check_at bigint, -- lower bound of the same column of its lanes that are asleep
     expiry_check_at bigint, -- likewise
-    ready boolean NOT NULL DEFAULT FALSE,
-    updates bigint NOT NULL DEFAULT 0, -- number of updates by each call
+    ready boolean NOT NULL DEFAULT FALSE, -- claims visit it in turn; FALSE: asleep, see schema.py
+    updates bigint NOT NULL DEFAULT 0, -- number of updates that count towards `generation`
     generation bigint NOT NULL DEFAULT 0, -- updates / 32, see schema.py
     first_turn bigint -- lower bound of `last_turn` of its ready lanes
 ) WITH (fillfactor = 50, ${OFTEN_UPDATED});
@@ -30,7 +32,7 @@ CREATE INDEX tenant_expiry_check ON tarry.tenant (expiry_check_at, generation DE
     WHERE NOT ready AND expiry_check_at IS NOT NULL;
 CREATE INDEX tenant_rotation ON tarry.tenant (last_turn, id) WHERE ready;
 
--- The names of `tenant`, whose indexes cannot be unique.
+-- The unique names of `tenant`, whose own indexes cannot be unique: see schema.py.
 CREATE TABLE tarry.tenant_name (
     name text COLLATE "C" PRIMARY KEY,
     id integer NOT NULL UNIQUE
@@ -74,7 +76,7 @@ CREATE TABLE tarry.lane (
     lease_end_at bigint, -- lower bound of the ends of leases
     due_check_at bigint, -- visit the lane one lease horizon before this time
     expiry_check_at bigint, -- visit the lane at this time (a lease or the parking ends)
-    ready boolean NOT NULL DEFAULT FALSE,
+    ready boolean NOT NULL DEFAULT FALSE, -- claims visit it in turn; FALSE: asleep, see schema.py
     rate double precision, -- see Store.record_lane_limits
     concurrency integer,
     limits text, -- the DownstreamLimits that an operator has set
@@ -96,7 +98,7 @@ CREATE INDEX lane_limited ON tarry.lane (id) WHERE rate IS NOT NULL;
 CREATE INDEX lane_paused ON tarry.lane (id) WHERE paused;
 CREATE INDEX lane_configured ON tarry.lane (tenant, name) WHERE limits IS NOT NULL;
 
--- The names of `lane`, whose indexes cannot be unique.
+-- The unique names of `lane`, whose own indexes cannot be unique: see schema.py.
 CREATE TABLE tarry.lane_name (
     name text COLLATE "C" PRIMARY KEY,
     id integer NOT NULL UNIQUE
@@ -138,7 +140,7 @@ CREATE TABLE tarry.live ( -- columns as the fields of model.Task, unless describ
     next_attempt_at bigint NOT NULL,
     first_due_at bigint NOT NULL,
     created_at bigint NOT NULL,
-    version integer NOT NULL DEFAULT 0,
+    version integer NOT NULL DEFAULT 0, -- of the task, not of its policy
     attempts integer NOT NULL DEFAULT 0,
     attempts_before_replay integer NOT NULL DEFAULT 0,
     lost_attempts integer NOT NULL DEFAULT 0,
@@ -231,7 +233,8 @@ CREATE TABLE tarry.record ( -- see store.RecordStore
     PRIMARY KEY (owner, kind, key)
 ) WITH (fillfactor = 50, ${OFTEN_UPDATED});
 CREATE INDEX record_expiry ON tarry.record (expires_at) WHERE expires_at IS NOT NULL;
--- Runs when no transaction that has locked the lane is writing a record of it.
+-- The delete of a lane waits for its row lock, which writers of its records hold. So no record is
+-- added after this.
 CREATE FUNCTION tarry.delete_lane_records_1() RETURNS trigger ${PLPGSQL} AS $$
 BEGIN
     DELETE FROM tarry.record WHERE owner = OLD.name;
@@ -246,7 +249,7 @@ CREATE TABLE tarry.replay (
     created_at bigint NOT NULL,
     next_at bigint NOT NULL, -- the time of its end if running = 0
     running smallint NOT NULL, -- 1: replays dead letters, 2: only counts finished tasks
-    job bytea NOT NULL -- the ReplayRecord
+    job bytea NOT NULL -- the encoded ReplayRecord
 );
 CREATE INDEX replay_by_age ON tarry.replay (created_at, id);
 CREATE INDEX replay_of_tenant ON tarry.replay (tenant, created_at, id);
