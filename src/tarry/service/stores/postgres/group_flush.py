@@ -47,8 +47,8 @@ class GroupFlush:
         """Whether another connection was lost since this one was opened."""
         self._lock = asyncio.Lock()
         self._next: asyncio.Future[int] | None = None
-        """Gets the number of the connection of the next flush, which has not started yet, when the
-        flush has ended; None: no call waits for it."""
+        """The result of the next flush, which has not started yet: the number of its connection.
+        None: no call waits for it."""
         self._flusher: asyncio.Task[None] | None = None
 
     async def begin(self) -> int:

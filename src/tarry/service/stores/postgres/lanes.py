@@ -42,17 +42,20 @@ _LIST_LANES_OF_TENANT = f"""
 ORDER BY l.name LIMIT $2
 """
 _CREATE_LANE = "SELECT tarry.lane_1($1, $2)"
+# The arguments: name, whether the parking is changed, `parked_until`, `probes`,
+# `consecutive_opens`, `paused` (NULL: not changed).
 _PARK = "SELECT tarry.change_lane_1($1, true, $2, $3, $4, NULL)"
 _PAUSE = "SELECT tarry.change_lane_1($1, false, NULL, 0, 0, true)"
 _UNPARK = "SELECT tarry.change_lane_1($1, true, NULL, 0, 0, NULL)"
 _RESUME = "SELECT tarry.change_lane_1($1, true, NULL, 0, 0, false)"
-_COUNT_LIMITS_CHANGE = "UPDATE tarry.meta SET value = value + 1 WHERE name = 'limits_version'"
+_INCREMENT_LIMITS_VERSION = "UPDATE tarry.meta SET value = value + 1 WHERE name = 'limits_version'"
+# The inner query locks the lanes in the order that all functions use.
 _RECORD_LIMITS = """
-UPDATE tarry.lane AS l SET rate = i.rate, concurrency = i.concurrency
+UPDATE tarry.lane AS l SET rate = locked.rate, concurrency = locked.concurrency
 FROM (SELECT l.id, i.rate, i.concurrency
     FROM unnest($1::text[], $2::double precision[], $3::integer[]) AS i (name, rate, concurrency)
-    JOIN tarry.lane AS l ON l.name = i.name ORDER BY l.id FOR NO KEY UPDATE OF l) AS i
-WHERE l.id = i.id
+    JOIN tarry.lane AS l ON l.name = i.name ORDER BY l.id FOR NO KEY UPDATE OF l) AS locked
+WHERE l.id = locked.id
 """
 _LANE_LIMITS = """
 SELECT name, rate, concurrency FROM tarry.lane WHERE rate IS NOT NULL
@@ -62,19 +65,20 @@ _COUNT_CONFIGURED = """
 SELECT count(*) FROM tarry.lane WHERE limits IS NOT NULL AND name <> $2
     AND tenant = (SELECT id FROM tarry.tenant WHERE name = $1)
 """
-# Locked before lanes: two processes cannot exceed `max_limited` together, or wait for each other.
+# Locked before lanes, so that two processes neither exceed `max_limited` together nor deadlock.
 _LOCK_LIMITS = "SELECT 1 FROM tarry.meta WHERE name = 'limits_version' FOR UPDATE"
-_LIMITS_VERSION = """
+_LIMITS_VERSION_AND_PROCESSES = """
 SELECT (SELECT value FROM tarry.meta WHERE name = 'limits_version'),
     (SELECT count(*) FROM tarry.record
         WHERE owner = '' AND kind = $2 AND expires_at > tarry.now_1($1))
 """
+# Two queries, because each reads an index of few lanes: `lane_configured` and `lane_paused`.
 _CONFIGURED_LIMITS = """
 SELECT name, limits, paused FROM tarry.lane WHERE limits IS NOT NULL
 UNION ALL SELECT name, NULL, paused FROM tarry.lane WHERE paused AND limits IS NULL
 """
-# Without its cast, $4 would be an integer, and the quotient 0 for less than ten seconds. PostgreSQL
-# raises an error if the result of exp() is too small for a float, below exp(-700).
+# The cast of $4: without it, the quotient of two integers would be 0 until `BUDGET_DECAY_MS` have
+# passed. The 700: PostgreSQL raises an error if a result of exp() is too small for a float.
 _ADD_TO_BUDGETS = """
 UPDATE tarry.lane AS l
 SET budget = i.change + l.budget
@@ -110,7 +114,7 @@ async def pause(database: Database, lane: str, *, lane_quota: int | None = None)
         if await tx.fetch_value(_CREATE_LANE, name, lane_quota) is None:
             return LaneWriteStatus.TOO_MANY_LANES
         await tx.fetch(_PAUSE, name)
-        await tx.fetch(_COUNT_LIMITS_CHANGE)
+        await tx.fetch(_INCREMENT_LIMITS_VERSION)
         return LaneWriteStatus.CHANGED
 
     return await database.transact(change)
@@ -125,14 +129,14 @@ async def resume(database: Database, lane: str) -> None:
     """End the parking and the pause of a lane."""
 
     async def change(tx: Transaction) -> None:
-        await tx.fetch(_COUNT_LIMITS_CHANGE)
+        await tx.fetch(_INCREMENT_LIMITS_VERSION)
         await tx.fetch(_RESUME, encode_text(lane))
 
     await database.transact(change)
 
 
 async def record_lane_limits(database: Database, limits: Sequence[LaneLimits]) -> None:
-    """Store the limits of lanes."""
+    """Store the limits that were found for lanes; see `set_limits` for those of operators."""
     by_lane = {each.lane: each for each in limits}
     await database.fetch(
         _RECORD_LIMITS,
@@ -156,7 +160,7 @@ async def set_limits(
     max_limited: int,
     lane_quota: int | None = None,
 ) -> LaneWriteStatus:
-    """Set the limits of a lane, or remove them (None); see `Store.set_limits`."""
+    """Set the limits of a lane by an operator, or remove them (None); see `Store.set_limits`."""
     name = encode_text(lane)
     tenant = encode_text(lane.partition("/")[0])
 
@@ -170,7 +174,7 @@ async def set_limits(
                 return LaneWriteStatus.TOO_MANY_LANES
             text = msgspec.json.encode(limits).decode()
         await tx.fetch("UPDATE tarry.lane SET limits = $1 WHERE name = $2", text, name)
-        await tx.fetch(_COUNT_LIMITS_CHANGE)
+        await tx.fetch(_INCREMENT_LIMITS_VERSION)
         return LaneWriteStatus.CHANGED
 
     return await database.transact(change)
@@ -178,7 +182,9 @@ async def set_limits(
 
 async def load_limits(database: Database, known: ConfiguredLimits) -> ConfiguredLimits | None:
     """Return the limits and pauses of lanes; None if nothing has changed since `known`."""
-    version, count = await database.fetch_row(_LIMITS_VERSION, database.now(), PROCESS_KIND)
+    version, count = await database.fetch_row(
+        _LIMITS_VERSION_AND_PROCESSES, database.now(), PROCESS_KIND
+    )
     process_count = max(1, count)
     if (version, process_count) == (known.version, known.process_count):
         return None

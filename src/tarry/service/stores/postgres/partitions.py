@@ -1,9 +1,9 @@
 """Partitions of `content` and `attempt`: one for each day on which tasks were added.
 
-Partitions are created some days ahead. Without them tasks are stored in the default partition, so a
-failure here has no other effect. A partition is dropped when no task of its day is left. If a few
-are left (dead letters, or tasks with a distant retry) after others have passed their retention
-time, those few are moved to the default partition first.
+Partitions are created some days ahead. If that fails, tasks are stored in the default partition,
+and nothing else changes. A partition is dropped when no task of its day is left. If a few are left
+(dead letters, or tasks with a distant retry) after others have passed their retention time, those
+few are moved to the default partition first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DAY_MS = 86_400_000
 _DAYS_AHEAD = 7
 _MAX_MOVED_TASKS = 2_000
-"""Tasks that are moved before a partition is dropped: claims wait meanwhile."""
+"""Maximum number of tasks to move before a partition is dropped: claims wait meanwhile."""
 _MAX_DROPPED_DAYS = 2  # in one call
 _PARTITION_LOCK = 0x7461_0006
 """The advisory lock of the process that changes partitions."""
@@ -86,7 +86,7 @@ def _seq_range(day: int) -> tuple[int, int]:
 
 
 async def _lock(tx: Transaction) -> bool:
-    """Return whether no other process changes partitions.
+    """Lock the changes of partitions; return False if another process has the lock.
 
     The timeout keeps other statements from waiting behind this transaction, if it has to wait for a
     long query. It applies to this transaction only.
@@ -115,7 +115,7 @@ async def _drop(tx: Transaction, day: int, max_tasks: int) -> None:
     for table in _TABLES:
         await tx.fetch(f"ALTER TABLE tarry.{table} DETACH PARTITION tarry.{table}_day{day}")
     if await tx.fetch_value(_COUNT_TASKS, *_seq_range(day), max_tasks + 1) > max_tasks:
-        raise StoreUnavailable("tasks were replayed meanwhile")  # rolls back
+        raise StoreUnavailable("tasks were replayed meanwhile")  # rolls back the DETACH
     for table in _TABLES:
         await tx.fetch(
             f"INSERT INTO tarry.{table} SELECT old.* FROM tarry.task_key AS k "

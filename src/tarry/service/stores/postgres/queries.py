@@ -53,7 +53,6 @@ MINUTE_MS = 60_000
 DAY_MS = 86_400_000
 _CONTENT_CHUNK_SIZE = 50
 """Tasks whose content is read at once for a list; a content may be large."""
-_ATTEMPT_NUMBER_BITS = 24
 
 _TASKS = f"""
 SELECT {LIVE_COLUMNS} FROM tarry.live AS s {TASK_JOINS}
@@ -78,8 +77,7 @@ _ATTEMPTS_OF_TASKS = """
 SELECT k.seq, k.id::text, a.number, a.due_at, a.worker, a.log
 FROM unnest($1::bigint[]) WITH ORDINALITY AS i (seq, ord)
 JOIN tarry.task_key AS k ON k.seq = i.seq
-JOIN tarry.attempt AS a ON a.seq = i.seq AND (i.seq, a.number) <> ($2, 0)
-    AND (i.seq <> $2 OR a.number > $3)
+JOIN tarry.attempt AS a ON a.seq = i.seq AND (i.seq <> $2 OR a.number > $3)
 ORDER BY i.ord, a.number LIMIT $4
 """
 _LAST_ATTEMPTS = """
@@ -103,6 +101,7 @@ _SEQ_BY_KEY = "SELECT seq FROM tarry.task_key WHERE tenant = $1 AND key = $2"
 def _build_list_statement(status: Status | None, order: str) -> str:
     """Return the statement that lists live tasks (None), or finished tasks with a status."""
     if status is None:
+        # The queues 0 and 1 are PENDING (0), queue 2 is IN_FLIGHT (1).
         table, condition = "live", ""
         columns = "queue / 2 AS status, lane, policy, NULL::text AS reason, NULL::bigint"
     else:
@@ -174,7 +173,7 @@ async def get_task(database: Database, tenant: str, task_id: str) -> Task | None
     """Return a task of a tenant, or None if it does not exist."""
     if not is_task_id(task_id):
         return None
-    for _ in range(2):
+    for _ in range(2):  # a task with the same id may replace a deleted one between the statements
         found = await database.fetch_row(_FIND_SEQ, task_id, encode_text(tenant))
         if found is None:
             return None
@@ -230,7 +229,7 @@ async def list_attempts_of_tasks(
         return RecordPage(items, f"{rows[-1][0]}-{items[-1][1].attempt_number}")
     if page.cursor is None:
         return RecordPage(items, None)
-    # Continue before the first attempt of the next older task.
+    # The attempts of all tasks of `page` are returned: continue with the next older task.
     return RecordPage(items, f"{int(page.cursor) - 1}-0")
 
 
@@ -347,7 +346,7 @@ async def find_tasks(
 async def _match_decoded(
     database: Database, seqs: list[int], task_filter: StoredTaskFilter
 ) -> list[int]:
-    """Return the tasks that match the functions of a filter that decode them."""
+    """Return the tasks that match the functions of a filter, which need attempts or contents."""
     matches_attempt, matches_content = task_filter.matches_attempt, task_filter.matches_content
     if matches_attempt is not None:
         attempts = await _last_attempts(database, seqs)

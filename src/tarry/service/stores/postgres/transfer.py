@@ -150,7 +150,7 @@ UPDATE tarry.lane SET last_claim_at = $2, limits = $3, rate = $4, concurrency = 
 WHERE name = $1
 """
 _CHANGE_LANE = "SELECT tarry.change_lane_1($1, true, $2, $3, $4, $5)"
-_COUNT_LIMITS_CHANGE = "UPDATE tarry.meta SET value = value + 1 WHERE name = 'limits_version'"
+_INCREMENT_LIMITS_VERSION = "UPDATE tarry.meta SET value = value + 1 WHERE name = 'limits_version'"
 # The day in `seq` is that of the task's creation, see `schema`.
 _INSERT_KEYS = f"""
 INSERT INTO tarry.task_key (seq, id, tenant, key)
@@ -289,7 +289,7 @@ async def _import_lanes(tx: Transaction, lanes: Sequence[LaneExport]) -> None:
         await tx.fetch(_CHANGE_LANE, name, *parking, lane.paused)
         values = (state.rate, state.concurrency, state.budget, state.budget_at)
         await tx.fetch(_UPDATE_LANE, name, lane.last_claim_at, encode_limits(state.limits), *values)
-    await tx.fetch(_COUNT_LIMITS_CHANGE)
+    await tx.fetch(_INCREMENT_LIMITS_VERSION)
 
 
 async def _import_tasks(tx: Transaction, tasks: Sequence[Task]) -> None:
