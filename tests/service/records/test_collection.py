@@ -34,7 +34,7 @@ class ContendedStore(ReferenceStore):
 
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let updates continue at once after a conflict."""
+    """Remove the pause after a conflict."""
     monkeypatch.setattr("tarry.service.records.collection._MAX_RETRY_PAUSE_S", 0.0)
 
 

@@ -41,7 +41,7 @@ class RecordCollection(Generic[T]):
     With `lifetime_ms`, a record expires this time after it was written.
     """
 
-    def __init__(self, kind: str, type: Any, *, lifetime_ms: int | None = None) -> None:  # noqa: A002
+    def __init__(self, kind: str, type: Any, *, lifetime_ms: int | None = None) -> None:  # noqa: A002 - as of a msgspec decoder
         self.kind = kind
         self._decode: Callable[[bytes], T] = msgspec.msgpack.Decoder(type).decode
         self._lifetime_ms = lifetime_ms

@@ -176,7 +176,7 @@ class PostgresTaskStore:
         return int(row["value"])
 
     def notify(self) -> None:
-        """Tell other processes that they may find tasks to claim."""
+        """Notify other processes, which may find tasks to claim."""
         self._notifications.notify()
 
     async def _add(

@@ -205,7 +205,7 @@ class SqliteTaskStore:
         return result
 
     def notify(self) -> None:
-        """Tell other processes that they may find tasks to claim."""
+        """Notify other processes, which may find tasks to claim."""
         if self._wakeups is not None:
             self._wakeups.notify()
 
